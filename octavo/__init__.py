@@ -1,0 +1,27 @@
+"""octavo: an LLM inference and serving engine built on pages. Names are imported when first used."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "__version__"]
+
+if TYPE_CHECKING:
+    from octavo.engine import LLM, AsyncLLM
+    from octavo.types import RequestOutput, SamplingParams
+
+_HOMES = {
+    "LLM": "octavo.engine",
+    "AsyncLLM": "octavo.engine",
+    "SamplingParams": "octavo.types",
+    "RequestOutput": "octavo.types",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(home), name)

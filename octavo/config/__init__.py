@@ -1,0 +1,21 @@
+"""Configuration: frozen dataclasses, one file a concern, the command line derived from them, one resolver."""
+
+from octavo.config.cache import CacheConfig
+from octavo.config.engine_args import EngineArgs
+from octavo.config.model import ModelConfig
+from octavo.config.observability import ObservabilityConfig
+from octavo.config.octavo_config import OctavoConfig
+from octavo.config.parallel import ParallelConfig
+from octavo.config.resolve import resolve_config
+from octavo.config.scheduler import SchedulerConfig
+
+__all__ = [
+    "CacheConfig",
+    "EngineArgs",
+    "ModelConfig",
+    "ObservabilityConfig",
+    "OctavoConfig",
+    "ParallelConfig",
+    "SchedulerConfig",
+    "resolve_config",
+]

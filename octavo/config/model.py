@@ -1,0 +1,34 @@
+"""Which model, and as what."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.config.options import option
+
+__all__ = ["ModelConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Attributes beside the flags: ``path``, ``format``, ``architecture``, ``hf_config``, … from ModelFacts."""
+
+    model: str = option("alias, local folder, .gguf file or hub name")
+    dtype: str = option(
+        "data type of weights and activations; auto: the checkpoint's, where this machine computes in it",
+        default="auto",
+        choices=("auto", "bfloat16", "float32", "float16"),
+    )
+    max_model_len: int = option("longest prompt plus output, tokens (default: what model and memory allow)")
+    served_model_name: list[str] = option("names that the API answers to (default: MODEL as given)")
+    seed: int = option("seed that requests without one derive theirs from (default: drawn at start-up)")
+    max_logprobs: int = option("most logprobs that a request may ask for", default=20)
+
+    path: str = ""
+    format: str = ""
+    architecture: str = ""
+    hf_config: dict[str, Any] = field(default_factory=dict)
+    vocab_size: int = 0
+    weight_bytes: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    fingerprint: str = ""
+    max_model_len_stated: bool = False

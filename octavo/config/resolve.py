@@ -1,0 +1,158 @@
+"""From what was stated, what the model is and what the machine has, to the final configuration.
+
+Each value gets a reason. What contradicts the model or another value is a ConfigError that names the flag.
+"""
+
+import dataclasses
+import secrets
+from typing import Any
+
+from octavo.config.cache import CacheConfig
+from octavo.config.engine_args import EngineArgs
+from octavo.config.model import ModelConfig
+from octavo.config.observability import ObservabilityConfig
+from octavo.config.octavo_config import OctavoConfig
+from octavo.config.parallel import ParallelConfig
+from octavo.config.scheduler import SchedulerConfig
+from octavo.errors import ConfigError
+from octavo.types import ModelFacts, PlatformFacts
+
+__all__ = ["resolve_config"]
+
+_LIMITS: dict[str, tuple[float, float]] = {
+    "max_model_len": (1, 2**31 - 1),
+    "block_size": (1, 1024),
+    "kv_cache_memory_bytes": (1, 2**63),
+    "num_gpu_blocks_override": (1, 2**31 - 1),
+    "max_num_batched_tokens": (1, 2**24),
+    "max_num_seqs": (1, 65536),
+    "long_prefill_token_threshold": (0, 2**31 - 1),
+    "max_logprobs": (0, 2**31 - 1),
+    "seed": (-(2**63), 2**63 - 1),
+}
+
+
+class _Choices:
+    """Collects values and why they were chosen."""
+
+    def __init__(self, stated: dict[str, dict[str, Any]]) -> None:
+        self.stated = stated
+        self.reasons: dict[str, str] = {}
+
+    def group(self, name: str, config: type, chosen: dict[str, tuple[Any, str]]) -> dict[str, Any]:
+        """Field values of one config: stated, else chosen here, else the field's default."""
+        values: dict[str, Any] = {}
+        for item in dataclasses.fields(config):
+            if "help" not in item.metadata:
+                continue
+            if item.name in self.stated[name]:
+                values[item.name], reason = self.stated[name][item.name], "stated"
+            elif item.name in chosen:
+                values[item.name], reason = chosen[item.name]
+            else:
+                values[item.name], reason = item.default, "default"
+            self.reasons[item.name] = reason
+            _check_limits(item.metadata["flag"] or item.name, item.name, values[item.name])
+        return values
+
+
+def _check_limits(flag: str, name: str, value: Any) -> None:
+    if name in _LIMITS and value is not None and not _LIMITS[name][0] <= value <= _LIMITS[name][1]:
+        low, high = _LIMITS[name]
+        raise ConfigError(f"--{flag.replace('_', '-')} must be between {low} and {high}, got {value}")
+
+
+def resolve_config(args: EngineArgs, model: ModelFacts, platform: PlatformFacts) -> OctavoConfig:
+    """The final configuration.
+
+    Raises:
+        ConfigError: a stated value that this model or this machine cannot have.
+    """
+    choices = _Choices(args.stated)
+    model_config = _model(choices, model, platform)
+    scheduler = _scheduler(choices, model_config, platform)
+    cache = CacheConfig(
+        **choices.group(
+            "cache",
+            CacheConfig,
+            {
+                "block_size": (platform.default_block_size, f"default of the {platform.name} platform"),
+                "memory_share": (platform.default_memory_share, f"default of the {platform.name} platform"),
+            },
+        )
+    )
+    if not 0.0 < cache.memory_share <= 1.0:
+        raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, got {cache.memory_share}")
+    return OctavoConfig(
+        model=model_config,
+        cache=cache,
+        scheduler=scheduler,
+        parallel=ParallelConfig(**choices.group("parallel", ParallelConfig, {})),
+        observability=ObservabilityConfig(**choices.group("observability", ObservabilityConfig, {})),
+        reasons=choices.reasons,
+    )
+
+
+def _model(choices: _Choices, facts: ModelFacts, platform: PlatformFacts) -> ModelConfig:
+    stated = choices.stated["model"]
+    derived: dict[str, tuple[Any, str]] = {
+        "max_model_len": (facts.max_position_embeddings, "the model's longest sequence"),
+        "served_model_name": ([stated.get("model", facts.path)], "MODEL as given"),
+        "seed": (secrets.randbits(63), "drawn at start-up"),
+    }
+    values = choices.group("model", ModelConfig, derived)
+    values["dtype"], choices.reasons["dtype"] = _dtype(values["dtype"], facts, platform)
+    if values["max_model_len"] > facts.max_position_embeddings:
+        raise ConfigError(
+            f"--max-model-len {values['max_model_len']} is more than the {facts.max_position_embeddings} tokens that "
+            f"the model was made for; lower it to at most {facts.max_position_embeddings}"
+        )
+    return ModelConfig(
+        **values,
+        path=facts.path,
+        format=facts.format,
+        architecture=facts.architecture,
+        hf_config=facts.hf_config,
+        vocab_size=facts.vocab_size,
+        weight_bytes=facts.weight_bytes,
+        eos_token_ids=tuple(facts.eos_token_ids),
+        fingerprint=facts.fingerprint,
+        max_model_len_stated="max_model_len" in stated,
+    )
+
+
+def _dtype(asked: str, facts: ModelFacts, platform: PlatformFacts) -> tuple[str, str]:
+    """(data type, reason). A stated one that the platform does not compute in is refused, never replaced."""
+    supported = platform.supported_dtypes
+    if asked != "auto":
+        if asked not in supported:
+            raise ConfigError(
+                f"--dtype {asked} is not computed on {platform.name}; use {' or '.join(supported)} "
+                f"(or auto, which runs a {asked} checkpoint as {supported[0]})"
+            )
+        return asked, "stated"
+    if facts.dtype in supported:
+        return facts.dtype, "the checkpoint's"
+    return supported[0], f"the checkpoint is {facts.dtype}, which {platform.name} runs as {supported[0]}"
+
+
+def _scheduler(choices: _Choices, model: ModelConfig, platform: PlatformFacts) -> SchedulerConfig:
+    stated = choices.stated["scheduler"]
+    default = f"default of the {platform.name} platform"
+    overlap = f"overlap {'pays' if platform.async_scheduling else 'would only steal cores'} on {platform.name}"
+    num_seqs = stated.get("max_num_seqs", platform.default_max_num_seqs)
+    num_tokens = max(platform.default_max_num_batched_tokens, num_seqs)
+    if "max_num_batched_tokens" in stated and "max_num_seqs" not in stated:
+        num_seqs = min(num_seqs, max(1, stated["max_num_batched_tokens"]))
+    derived: dict[str, tuple[Any, str]] = {
+        "max_num_batched_tokens": (num_tokens, default),
+        "max_num_seqs": (num_seqs, default),
+        "async_scheduling": (platform.async_scheduling, overlap),
+    }
+    config = SchedulerConfig(**choices.group("scheduler", SchedulerConfig, derived))
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-num-seqs "
+            f"{config.max_num_seqs}: each running request needs a token a step"
+        )
+    return config

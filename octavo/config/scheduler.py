@@ -1,0 +1,20 @@
+"""How steps are made up."""
+
+from dataclasses import dataclass
+
+from octavo.config.options import option
+
+__all__ = ["SchedulerConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    max_num_batched_tokens: int = option("most tokens computed in one step, prompts and outputs together")
+    max_num_seqs: int = option("most requests in one step")
+    policy: str = option(
+        "which waiting request goes first", default="fcfs", flag="scheduling-policy", choices=("fcfs", "priority")
+    )
+    long_prefill_token_threshold: int = option(
+        "most prompt tokens of one request in one step; 0: no limit but the step's", default=0
+    )
+    async_scheduling: bool = option("schedule the next step while this one runs (default: on where it pays)")

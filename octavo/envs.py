@@ -1,0 +1,37 @@
+"""Environment variables: at most fifteen, for debugging and for paths. Everything else is a flag."""
+
+import os
+from pathlib import Path
+
+__all__ = ["cache_dir", "enable_multiprocessing", "hub_offline", "log_level"]
+
+
+def cache_dir() -> Path:
+    """``OCTAVO_CACHE``: where pulled models are kept. Default ``$XDG_CACHE_HOME/octavo``, i.e. ``~/.cache/octavo``."""
+    stated = os.environ.get("OCTAVO_CACHE")
+    if stated:
+        return Path(stated)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "octavo"
+
+
+def enable_multiprocessing(default: bool) -> bool:
+    """``OCTAVO_ENABLE_MULTIPROCESSING``: 0 keeps EngineCore in the caller's process, 1 gives it one of its own."""
+    stated = os.environ.get("OCTAVO_ENABLE_MULTIPROCESSING")
+    if stated is None or stated == "":
+        return default
+    if stated not in ("0", "1"):
+        from octavo.errors import ConfigError
+
+        raise ConfigError(f"OCTAVO_ENABLE_MULTIPROCESSING={stated!r}: expected 0 or 1")
+    return stated == "1"
+
+
+def hub_offline() -> bool:
+    """``HF_HUB_OFFLINE``: when set, no model hub and no package registry is contacted."""
+    return os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def log_level() -> str:
+    """``OCTAVO_LOG_LEVEL``: DEBUG, INFO (default), WARNING or ERROR."""
+    return os.environ.get("OCTAVO_LOG_LEVEL", "INFO").upper()

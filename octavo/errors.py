@@ -1,0 +1,100 @@
+"""The exception tree. Who raises what, and what a door makes of it:
+
+    OctavoError
+    ├── ConfigError           a flag, field or file of ours is wrong           exit code 1
+    ├── ModelError            the model cannot be served                       exit code 1
+    │   ├── CheckpointError   a file is missing, truncated or malformed
+    │   └── UnsupportedError  the format, architecture or type is not ours yet
+    ├── RequestError          the client's mistake (also a ValueError)         HTTP 4xx
+    │   ├── NotFoundError     no such model or resource                        HTTP 404
+    │   └── OverloadedError   refused for now; may be tried again              HTTP 503
+    ├── RequestFailedError    the engine could not finish this one request     HTTP 500
+    └── EngineDeadError       the engine process is gone                       HTTP 503, exit code 3
+
+Messages say what was wrong, what was expected, and which flag or field to change. They are one line: the command
+line prints them as they are.
+"""
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "EngineDeadError",
+    "ModelError",
+    "NotFoundError",
+    "OctavoError",
+    "OverloadedError",
+    "RequestError",
+    "RequestFailedError",
+    "UnsupportedError",
+]
+
+
+class OctavoError(Exception):
+    """Base of everything octavo raises on purpose."""
+
+
+class ConfigError(OctavoError, ValueError):
+    """A stated configuration value is wrong, or two of them contradict each other."""
+
+
+class ModelError(OctavoError):
+    """The model cannot be loaded or served."""
+
+
+class CheckpointError(ModelError):
+    """A checkpoint file is missing, truncated, mis-shaped or malformed.
+
+    Args:
+        message: what is wrong and what was expected.
+        file: path of the file at fault.
+        tensor: name of the tensor at fault, where one is.
+    """
+
+    def __init__(self, message: str, *, file: str | None = None, tensor: str | None = None) -> None:
+        where = ""
+        if file is not None:
+            where += f"{file}: "
+        if tensor is not None:
+            where += f"tensor {tensor!r}: "
+        super().__init__(where + message)
+        self.file = file
+        self.tensor = tensor
+
+
+class UnsupportedError(ModelError):
+    """A format, architecture, data type or quantization that octavo does not have, named, with what it has."""
+
+
+class RequestError(OctavoError, ValueError):
+    """A request that cannot be served as sent.
+
+    Args:
+        message: what was wrong and what was expected.
+        param: name of the request field at fault (OpenAI's ``error.param``).
+    """
+
+    status = 400
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class NotFoundError(RequestError):
+    """The named model or resource does not exist."""
+
+    status = 404
+
+
+class OverloadedError(RequestError):
+    """The server cannot take the request now; the same request may succeed later."""
+
+    status = 503
+
+
+class RequestFailedError(OctavoError):
+    """The engine accepted the request and could not finish it; other requests are not affected."""
+
+
+class EngineDeadError(OctavoError):
+    """The engine has died. The message is the cause."""
