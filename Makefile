@@ -1,0 +1,46 @@
+# The two commands that matter: `make serve` and `make test`. Each sets up what it needs.
+
+PYTHON ?= python3
+VENV ?= .venv
+PORT ?= 8000
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python tools/install.py
+
+.PHONY: serve test check format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make serve   install octavo, fetch the demo model and serve it on port $(PORT)"
+	@echo "make test    install what the tests need, run the checks and the tests"
+	@echo "make check   linters, types, import law"
+	@echo "make format  format the code"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.octavo: $(BIN)/python pyproject.toml tools/install.py
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.octavo-dev: $(BIN)/python pyproject.toml tools/install.py
+	$(INSTALL) -e ".[dev]"
+	@touch $(VENV)/.octavo $@
+
+serve: $(VENV)/.octavo
+	@exec $(BIN)/octavo serve --port $(PORT)
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.octavo-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.octavo-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

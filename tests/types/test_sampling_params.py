@@ -1,0 +1,105 @@
+"""SamplingParams checks each field and names the one at fault."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo import SamplingParams
+from octavo.errors import RequestError
+
+WRONG: list[tuple[str, Any]] = [
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", math.nan),
+    ("temperature", math.inf),
+    ("temperature", "hot"),
+    ("temperature", True),
+    ("temperature", None),
+    ("top_p", 0),
+    ("top_p", 1.01),
+    ("top_p", math.nan),
+    ("top_k", -2),
+    ("top_k", 1.5),
+    ("top_k", True),
+    ("seed", 2**63),
+    ("seed", -(2**63) - 1),
+    ("seed", "x"),
+    ("n", 0),
+    ("n", 16385),
+    ("n", 2**63),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 2**63),
+    ("max_tokens", 1.0),
+    ("min_tokens", -1),
+    ("min_tokens", 10**10),
+    ("logprobs", -1),
+    ("logprobs", "5"),
+    ("stop", [""]),
+    ("stop", [1]),
+    ("stop", 5),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", [2**63]),
+    ("stop_token_ids", ["x"]),
+    ("stop_token_ids", 7),
+    ("ignore_eos", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_wrong_value_is_a_value_error_that_names_the_parameter(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name) as caught:
+        SamplingParams(**{name: value})
+    assert isinstance(caught.value, RequestError)
+    assert caught.value.param == name
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_defaults_are_vllms() -> None:
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k, params.max_tokens) == (1, 1.0, 1.0, 0, 16)
+    assert params.seed is None
+    assert params.logprobs is None
+
+
+def test_a_single_stop_string_and_nulls_are_taken() -> None:
+    params = SamplingParams(stop="END", stop_token_ids=None, top_k=-1, seed=-1)  # type: ignore[arg-type]
+    assert (params.stop, params.stop_token_ids, params.top_k, params.seed) == (["END"], [], 0, None)
+    assert SamplingParams(stop=None).stop == []  # type: ignore[arg-type]
+
+
+def test_min_tokens_above_max_tokens_is_refused() -> None:
+    with pytest.raises(RequestError, match="min_tokens") as caught:
+        SamplingParams(min_tokens=9, max_tokens=4)
+    assert caught.value.param == "min_tokens"
+    assert SamplingParams(min_tokens=9, max_tokens=None).min_tokens == 9
+
+
+def test_several_greedy_choices_are_refused() -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(n=2, temperature=0)
+    assert caught.value.param == "n"
+    assert SamplingParams(n=2, temperature=0.5).n == 2
+
+
+def test_a_changed_field_is_caught_by_verify() -> None:
+    params = SamplingParams()
+    params.top_p = 7.0
+    with pytest.raises(RequestError, match="top_p"):
+        params.verify()
+
+
+def test_clone_shares_no_list() -> None:
+    params = SamplingParams(stop=["a"], stop_token_ids=[1])
+    copy = params.clone()
+    copy.stop.append("b")
+    copy.stop_token_ids.append(2)
+    assert (params.stop, params.stop_token_ids) == (["a"], [1])
+
+
+def test_params_survive_msgpack() -> None:
+    params = SamplingParams(temperature=0.3, top_k=5, seed=-(2**63), stop=["é"], logprobs=0, max_tokens=None)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
