@@ -1,0 +1,68 @@
+"""The engine: EngineCore (the loop), the process around it, the clients that reach it, and what callers hold.
+
+Names are imported when first used: importing the room pulls in neither torch nor sockets.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "LLM",
+    "AsyncEngineCoreClient",
+    "AsyncLLM",
+    "AsyncMPClient",
+    "EngineCore",
+    "EngineCoreClient",
+    "EngineCoreProc",
+    "InprocClient",
+    "InputProcessor",
+    "OutputProcessor",
+    "SyncMPClient",
+    "build_config",
+    "make_async_client",
+    "make_sync_client",
+]
+
+if TYPE_CHECKING:
+    from octavo.engine.async_llm import AsyncLLM
+    from octavo.engine.build_config import build_config
+    from octavo.engine.client import (
+        AsyncEngineCoreClient,
+        EngineCoreClient,
+        InprocClient,
+        make_async_client,
+        make_sync_client,
+    )
+    from octavo.engine.core import EngineCore
+    from octavo.engine.core_proc import EngineCoreProc
+    from octavo.engine.input_processor import InputProcessor
+    from octavo.engine.llm import LLM
+    from octavo.engine.mp_client import AsyncMPClient, SyncMPClient
+    from octavo.engine.output_processor import OutputProcessor
+
+_HOMES = {
+    "LLM": "llm",
+    "AsyncEngineCoreClient": "client",
+    "AsyncLLM": "async_llm",
+    "AsyncMPClient": "mp_client",
+    "EngineCore": "core",
+    "EngineCoreClient": "client",
+    "EngineCoreProc": "core_proc",
+    "InprocClient": "client",
+    "InputProcessor": "input_processor",
+    "OutputProcessor": "output_processor",
+    "SyncMPClient": "mp_client",
+    "build_config": "build_config",
+    "make_async_client": "client",
+    "make_sync_client": "client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    # Kept, also because an import of the sub-module "build_config" would otherwise leave the module under that name.
+    globals()[name] = found = getattr(import_module(f"{__name__}.{home}"), name)
+    return found
