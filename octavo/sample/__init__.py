@@ -1,0 +1,7 @@
+"""From logits to tokens: vectorised over the batch, each row independent of its neighbours, bit for bit."""
+
+from octavo.sample.metadata import SamplingMetadata
+from octavo.sample.philox import philox_4x32, uniforms
+from octavo.sample.sampler import Sampler, SamplerOutput, TokenLogprobs
+
+__all__ = ["Sampler", "SamplerOutput", "SamplingMetadata", "TokenLogprobs", "philox_4x32", "uniforms"]
