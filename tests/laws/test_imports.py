@@ -16,6 +16,7 @@ TORCH_FREE = [
     "octavo.checkpoints",
     "octavo.tokenizers",
     "octavo.renderers",
+    "octavo.parsers",
     "octavo.core",
     "octavo.core.kv_cache",
     "octavo.platforms",
