@@ -2,6 +2,6 @@
 
 from octavo.sample.metadata import SamplingMetadata
 from octavo.sample.philox import philox_4x32, uniforms
-from octavo.sample.sampler import Sampler, SamplerOutput, TokenLogprobs
+from octavo.sample.sampler import Sampler, SamplerOutput
 
-__all__ = ["Sampler", "SamplerOutput", "SamplingMetadata", "TokenLogprobs", "philox_4x32", "uniforms"]
+__all__ = ["Sampler", "SamplerOutput", "SamplingMetadata", "philox_4x32", "uniforms"]

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from octavo.sample.metadata import SamplingMetadata
 from octavo.sample.philox import uniforms
+from octavo.types import PositionLogprobs
 
-__all__ = ["Sampler", "SamplerOutput", "TokenLogprobs"]
+__all__ = ["Sampler", "SamplerOutput"]
 
 # Rows are worked on in chunks of about so many logits: bounds the double-precision workspace (8 MiB an array).
 _CHUNK_LOGITS = 1 << 20
@@ -24,21 +25,6 @@ _FIRST_CANDIDATES = 1024
 
 _NAN = "the model computed NaN logits for this request"
 _EMPTY = "no token can be sampled for this request: all its logits are -inf"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Logprobs of one row, of the raw distribution.
-
-    Attributes:
-        token_ids: the sampled id, then the most likely ones in descending order (ties: lower id first).
-        logprobs: natural logarithms, one for each.
-        sampled_rank: 1 where the sampled token is the most likely one.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float]
-    sampled_rank: int
 
 
 @dataclass(slots=True)
@@ -51,7 +37,7 @@ class SamplerOutput:
     """
 
     token_ids: NDArray[np.int64]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
 
 
@@ -232,7 +218,7 @@ def _add_logprobs(raw: Tensor, rows: NDArray[np.int64], num_logprobs: NDArray[np
     logprobs = (below.gather(1, ids) - log_total).float()
     columns = zip(rows.tolist(), num_logprobs.tolist(), ids.tolist(), logprobs.tolist(), ranks.tolist(), strict=True)
     for row, wanted, row_ids, row_logprobs, rank in columns:
-        output.logprobs[row] = TokenLogprobs(row_ids[: wanted + 1], row_logprobs[: wanted + 1], rank)
+        output.logprobs[row] = PositionLogprobs(row_ids[: wanted + 1], row_logprobs[: wanted + 1], rank)
 
 
 def _top_ids(logits: Tensor, count: int) -> Tensor:
