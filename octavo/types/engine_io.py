@@ -111,6 +111,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
         num_cached_tokens: prompt tokens supplied by the prefix cache.
         error: with FinishReason.ERROR, what happened.
         metrics: on the last output.
+        refused: the error is the scheduler's refusal to admit the request: the client's mistake, not ours.
     """
 
     request_id: str
@@ -121,6 +122,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     num_cached_tokens: int = 0
     error: str | None = None
     metrics: RequestMetrics | None = None
+    refused: bool = False
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):

@@ -1,0 +1,269 @@
+"""EngineCoreProc: EngineCore behind sockets, and the process around it (``python -m octavo.engine.core_proc``).
+
+Three threads: input (receive, decode), main (schedule, execute, update), output (encode, send). The process lives as
+long as its standard input is open: end of file there means that the front end is gone, however it went.
+"""
+
+import logging
+import os
+import queue
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+import zmq
+
+from octavo.engine.core import EngineCore
+from octavo.engine.serial import EngineLaunch, EngineMessage, decode_launch, decode_message, encode
+from octavo.errors import ConfigError, ModelError, OctavoError, RequestError
+from octavo.logging import init_logger, one_line
+from octavo.types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineDead,
+    EngineOutput,
+    EngineProgress,
+    FinishReason,
+    UtilityRequest,
+    UtilityResult,
+)
+
+__all__ = ["EngineCoreProc"]
+
+logger = init_logger("octavo.engine.core_proc")  # the process runs this module as __main__
+
+_ENGINE_IDENTITY = b"engine-0"
+_EXIT_CONFIG, _EXIT_DIED = 1, 3
+# Length of the launch message, in front of it.
+_SIZE_BYTES = 8
+# How long the last messages may take to reach a front end that reads slowly, milliseconds.
+_LINGER_MS = 2000
+
+
+class EngineCoreProc:
+    """Serves one EngineCore to the front ends named in ``launch``; ``run`` is its whole life."""
+
+    def __init__(self, launch: EngineLaunch) -> None:
+        self._launch = launch
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._core: EngineCore | None = None
+        # None: stop. An exception: an IO thread has failed.
+        self._input_queue: queue.SimpleQueue[EngineMessage | Exception | None] = queue.SimpleQueue()
+        # (client index or None for all, message); None: stop.
+        self._output_queue: queue.SimpleQueue[tuple[int | None, EngineOutput] | None] = queue.SimpleQueue()
+        self.num_bad_frames = 0
+
+    def run(self) -> int:
+        """Loads, serves until stopped, says last words if it fails. Returns the exit code."""
+        input_thread = threading.Thread(target=self._guarded, args=(self._receive,), name="engine-input", daemon=True)
+        output_thread = threading.Thread(target=self._guarded, args=(self._send,), name="engine-output", daemon=True)
+        input_thread.start()
+        output_thread.start()
+        exit_code = 0
+        try:
+            self._send_progress("starting", 0.0)
+            core = EngineCore(self._launch.config, self._send_progress, started=self._launch.launched)
+            self._core = core
+            self._output_queue.put((None, core.ready))
+            self._run_busy_loop(core)
+        except Exception as error:
+            exit_code = self._say_last_words(error)
+        finally:
+            if self._core is not None:
+                self._core.shutdown()
+            self._output_queue.put(None)
+            output_thread.join()
+            self._context.term()  # ends the input thread's poll
+            input_thread.join()
+        return exit_code
+
+    @property
+    def loading(self) -> bool:
+        return self._core is None
+
+    def stop(self) -> None:
+        """Ends ``run`` after the step in progress. May be called from any thread and from a signal handler."""
+        self._input_queue.put(None)
+
+    # ---- main thread ------------------------------------------------------------------------------------------------
+
+    def _run_busy_loop(self, core: EngineCore) -> None:
+        """Sleeps while there is nothing to do; else takes in what has arrived, then does a step."""
+        while True:
+            waiting = 0 if core.has_work() else 1
+            while waiting or not self._input_queue.empty():
+                message = self._input_queue.get()
+                if message is None:
+                    return self._put_outputs(core.abort_all())
+                if isinstance(message, Exception):
+                    raise message
+                self._handle(core, message)
+                waiting = 0
+            if core.has_work():
+                self._put_outputs(core.next_outputs())
+
+    def _put_outputs(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        for item in outputs.items():
+            self._output_queue.put(item)
+
+    def _handle(self, core: EngineCore, message: EngineMessage) -> None:
+        if isinstance(message, EngineCoreRequest):
+            try:
+                core.add_request(message)
+            except RequestError as error:
+                self._output_queue.put((message.client_index, _refusal(message.request_id, error)))
+        elif isinstance(message, UtilityRequest):
+            self._output_queue.put((message.client_index, _call_utility(core, message)))
+        else:
+            self._put_outputs(core.abort_requests(message))
+
+    def _send_progress(self, stage: str, share: float) -> None:
+        self._output_queue.put((None, EngineProgress(stage, share)))
+
+    def _say_last_words(self, error: Exception) -> int:
+        cause = one_line(f"{type(error).__name__}: {error}")
+        level = logging.DEBUG if isinstance(error, OctavoError) else logging.ERROR
+        logger.log(level, "engine core failed: %s", cause, exc_info=error)
+        exit_code = _EXIT_CONFIG if self.loading and isinstance(error, ConfigError | ModelError) else _EXIT_DIED
+        self._output_queue.put((None, EngineDead(cause, exit_code)))
+        return exit_code
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Runs an IO thread; its failure becomes the main thread's."""
+        try:
+            work()
+        except Exception as error:
+            self._input_queue.put(error)
+
+    # ---- input thread -----------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """Receives and decodes until the context is terminated."""
+        sockets: list[zmq.Socket[bytes]] = []
+        poller = zmq.Poller()
+        try:
+            for address in self._launch.input_addresses:
+                sockets.append(socket := self._context.socket(zmq.DEALER))
+                socket.setsockopt(zmq.LINGER, 0)
+                socket.setsockopt(zmq.RCVHWM, 0)
+                socket.setsockopt(zmq.IDENTITY, _ENGINE_IDENTITY)
+                socket.connect(address)
+                socket.send(b"")  # makes the engine known to the front end's ROUTER
+                poller.register(socket, zmq.POLLIN)
+            while True:
+                for ready, _ in poller.poll():
+                    self._decode(ready.recv_multipart())
+        except zmq.ContextTerminated:
+            return
+        finally:
+            for socket in sockets:
+                socket.close()
+
+    def _decode(self, frames: list[bytes]) -> None:
+        """A message that is not one of ours is dropped, counted and logged: it must not end the engine."""
+        try:
+            message = decode_message(frames)
+            client_index = 0 if isinstance(message, list) else message.client_index
+            if not 0 <= client_index < len(self._launch.output_addresses):
+                raise msgspec.ValidationError(f"client_index {client_index} is unknown")
+        except (msgspec.DecodeError, RecursionError) as error:
+            self.num_bad_frames += 1
+            logger.warning("dropped a message that cannot be read (%d so far): %s", self.num_bad_frames, error)
+            return
+        self._input_queue.put(message)
+
+    # ---- output thread ----------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Encodes and sends until told to stop; then waits, not without limit, until all is on its way."""
+        sockets: list[zmq.Socket[bytes]] = []
+        try:
+            for address in self._launch.output_addresses:
+                sockets.append(socket := self._context.socket(zmq.PUSH))
+                socket.setsockopt(zmq.LINGER, _LINGER_MS)
+                socket.setsockopt(zmq.SNDHWM, 0)
+                socket.connect(address)
+            while (item := self._output_queue.get()) is not None:
+                client_index, message = item
+                payload = encode(message)
+                for socket in sockets if client_index is None else (sockets[client_index],):
+                    socket.send(payload)
+        finally:
+            for socket in sockets:
+                socket.close()
+
+
+def _refusal(request_id: str, error: RequestError) -> EngineCoreOutputs:
+    output = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=str(error), refused=True)
+    return EngineCoreOutputs([output])
+
+
+def _call_utility(core: EngineCore, request: UtilityRequest) -> UtilityResult:
+    try:
+        return UtilityResult(request.call_id, result=core.call_utility(request.method, request.args))
+    except RequestError as error:
+        return UtilityResult(request.call_id, error=str(error))
+
+
+# ---- the process ----------------------------------------------------------------------------------------------------
+
+
+def _watch_life_line(launches: "queue.SimpleQueue[EngineLaunch]") -> None:
+    """Reads the launch message, then waits for the end of standard input and ends the process at that moment,
+    whatever its other threads are in."""
+    socket_dir = None
+    exit_code = 0
+    try:
+        size = int.from_bytes(_read_exactly(_SIZE_BYTES), "little")
+        launch = decode_launch(_read_exactly(size))
+        socket_dir = launch.socket_dir
+        launches.put(launch)
+        while os.read(0, 4096):
+            pass
+    except EOFError:
+        pass
+    except Exception as error:
+        logger.error("engine core cannot be launched: %s", error)
+        exit_code = _EXIT_DIED
+    finally:
+        if socket_dir is not None:
+            shutil.rmtree(socket_dir, ignore_errors=True)
+        os._exit(exit_code)
+
+
+def _read_exactly(size: int) -> bytes:
+    """``size`` bytes of standard input."""
+    chunks = bytearray()
+    while len(chunks) < size:
+        chunk = os.read(0, size - len(chunks))
+        if not chunk:
+            raise EOFError
+        chunks += chunk
+    return bytes(chunks)
+
+
+def _on_sigterm(proc: EngineCoreProc) -> None:
+    """Serving: an orderly end. Loading: the end."""
+    if proc.loading:
+        os._exit(128 + signal.SIGTERM)
+    proc.stop()
+
+
+def main() -> NoReturn:
+    # A Ctrl-C at the terminal reaches every process of the group; what it means is the front end's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    launches: queue.SimpleQueue[EngineLaunch] = queue.SimpleQueue()
+    # First of all, so that it works while torch is being imported.
+    threading.Thread(target=_watch_life_line, args=(launches,), name="life-line", daemon=True).start()
+    proc = EngineCoreProc(launches.get())
+    signal.signal(signal.SIGTERM, lambda signum, frame: _on_sigterm(proc))
+    exit_code = proc.run()
+    os._exit(exit_code)  # not sys.exit: nothing of an engine that has said its last words may hold the process up
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""Clients of an EngineCoreProc: SyncMPClient and AsyncMPClient, over two ZMQ sockets in a private folder.
+
+Front end: binds a ROUTER (to the engine) and a PULL (from it) and starts the engine, which connects to both. The end
+of the engine, however it comes, arrives as one more message on the PULL socket, so that waiting for outputs is waiting
+for bad news too.
+"""
+
+import asyncio
+import itertools
+import shutil
+import tempfile
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from octavo.config import OctavoConfig
+from octavo.engine.engine_process import EngineHost, EngineProcess, EngineThread, describe_exit
+from octavo.engine.serial import EngineLaunch, EngineMessage, decode_output, encode
+from octavo.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
+from octavo.logging import one_line
+from octavo.types import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    EngineDead,
+    EngineOutput,
+    EngineProgress,
+    EngineReady,
+    UtilityRequest,
+    UtilityResult,
+)
+
+__all__ = ["AsyncMPClient", "SyncMPClient"]
+
+# The message that the waiter of the engine's process sends in the engine's place. No msgpack message is empty.
+_EXITED = b""
+_EXIT_NOTICE = "inproc://engine-exit"
+# An engine that exits with one of these codes has sent last words first. How long they may still be on the way: they
+# are in this process's kernel buffers by then.
+_CODES_WITH_LAST_WORDS = (1, 3)
+_LAST_WORDS_MS = 2000
+_HELLO_MS = 10_000
+
+
+class _Connection:
+    """Sockets, their folder and the engine at their other end. Owns them all, and knows when the engine is gone."""
+
+    def __init__(self, config: OctavoConfig, own_process: bool) -> None:
+        self.exit_code: int | None = None
+        # The output socket as an event loop sees it; must be closed before the socket itself.
+        self.async_output: zmq.asyncio.Socket | None = None
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket_dir = Path(tempfile.mkdtemp(prefix="octavo-"))  # mode 0700
+        self._closed = False
+        try:
+            self.input = self._bind(zmq.ROUTER, "input")
+            self.output = self._bind(zmq.PULL, "output")
+            self.output.bind(_EXIT_NOTICE)
+            launch = EngineLaunch(
+                config=config,
+                input_addresses=[self._address("input")],
+                output_addresses=[self._address("output")],
+                socket_dir=str(self.socket_dir),
+                launched=time.monotonic(),
+            )
+            host = EngineProcess if own_process else EngineThread
+            self.host: EngineHost = host(launch, self._on_exit)
+        except BaseException:
+            self.context.destroy(linger=0)
+            self.remove_socket_dir()
+            raise
+
+    def _address(self, name: str) -> str:
+        return f"ipc://{self.socket_dir / name}"
+
+    def _bind(self, kind: int, name: str) -> "zmq.Socket[bytes]":
+        socket = self.context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        try:
+            socket.bind(self._address(name))
+        except zmq.ZMQError as error:
+            message = f"no socket can be made in {self.socket_dir}: {error}; set TMPDIR to a folder with a short name"
+            raise ConfigError(message) from error
+        return socket
+
+    def _on_exit(self, exit_code: int) -> None:
+        """In the engine host's thread."""
+        self.exit_code = exit_code
+        if self._closed:
+            return
+        socket = self.context.socket(zmq.PUSH)
+        socket.connect(_EXIT_NOTICE)
+        socket.send(_EXITED)
+        socket.close()
+
+    def last_words(self) -> EngineDead:
+        """What is to be told of an engine that has exited: its own last message, else how it ended."""
+        assert self.exit_code is not None
+        patience = _LAST_WORDS_MS if self.exit_code in _CODES_WITH_LAST_WORDS else 0
+        while self.output.poll(patience):
+            payload = self.output.recv()
+            if payload != _EXITED and isinstance(message := decode_output(payload), EngineDead):
+                return message
+        return EngineDead(describe_exit(self.exit_code), exit_code=3)
+
+    def remove_socket_dir(self) -> None:
+        shutil.rmtree(self.socket_dir, ignore_errors=True)
+
+    def close(self, timeout: float = 5.0) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.host.stop(timeout)
+        if self.async_output is not None:
+            self.async_output.close()
+        self.context.destroy(linger=0)
+        self.remove_socket_dir()
+
+
+class _MPClient:
+    """What the two clients share: sending, and the meaning of what is received."""
+
+    def __init__(self, config: OctavoConfig, own_process: bool) -> None:
+        self.ready: EngineReady | None = None
+        self.dead_error: EngineDeadError | None = None
+        self.exit_code_hint = 0
+        self._connection = _Connection(config, own_process)
+        # Also when this object is dropped, or the interpreter ends, without a shutdown.
+        self._finalizer = weakref.finalize(self, self._connection.close)
+        self._engine_identity: bytes | None = None
+        self._call_ids = itertools.count(1)
+        self._progress: Callable[[str, float], None] | None = None
+
+    @property
+    def engine_pid(self) -> int | None:
+        """Process id of the engine; None if it is a thread."""
+        host = self._connection.host
+        return host.pid if isinstance(host, EngineProcess) else None
+
+    def add_requests(self, requests: Iterable[EngineCoreRequest]) -> None:
+        for request in requests:
+            self._send(EngineCoreRequestType.ADD, request)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        self._send(EngineCoreRequestType.ABORT, list(request_ids))
+
+    def _send(self, kind: EngineCoreRequestType, message: EngineMessage) -> None:
+        """Never blocks: what the engine has not taken in yet waits in the socket."""
+        self._check_alive()
+        if self._engine_identity is None:
+            raise OverloadedError("the model is still being loaded; try again later")
+        frames = [self._engine_identity, kind.value, encode(message)]
+        self._connection.input.send_multipart(frames, flags=zmq.DONTWAIT)
+
+    def _understand(self, payload: bytes) -> EngineOutput:
+        """Decodes a message; takes note of progress and of the end."""
+        message = self._connection.last_words() if payload == _EXITED else decode_output(payload)
+        if isinstance(message, EngineProgress) and self._progress is not None:
+            self._progress(message.stage, message.share)
+        elif isinstance(message, EngineDead):
+            self._die(EngineDeadError(message.cause), message.exit_code)
+        return message
+
+    def _die(self, error: EngineDeadError, exit_code: int) -> None:
+        if self.dead_error is None:
+            self.dead_error = error
+            self.exit_code_hint = exit_code
+
+    def _become_ready(self, ready: EngineReady) -> None:
+        # Sent before loading began, so it is here: this waits for nothing unless something is badly wrong.
+        if not self._connection.input.poll(_HELLO_MS):
+            self._die(EngineDeadError("engine core is ready, but its input socket is not connected"), 3)
+            return
+        self._engine_identity = self._connection.input.recv_multipart()[0]
+        # Both sockets are connected now, for good: no file needs to name them any more, and so none can be left.
+        self._connection.remove_socket_dir()
+        self.ready = ready
+
+    def _check_alive(self) -> None:
+        if self.dead_error is not None:
+            raise EngineDeadError(str(self.dead_error))  # a fresh one each time: tracebacks would pile up on it
+
+    def shutdown(self, timeout: float = 5.0) -> None:
+        self._die(EngineDeadError("the engine has been shut down"), 0)
+        self._connection.close(timeout)
+        self._finalizer.detach()
+
+
+class SyncMPClient(_MPClient):
+    """For callers without an event loop; used from one thread."""
+
+    def __init__(self, config: OctavoConfig) -> None:
+        super().__init__(config, own_process=True)
+        self._outputs: deque[EngineCoreOutputs] = deque()
+
+    def wait_ready(self, progress: Callable[[str, float], None] | None = None) -> EngineReady:
+        self._progress = progress
+        while self.ready is None:
+            message = self._receive()
+            if isinstance(message, EngineReady):
+                self._become_ready(message)
+        self._check_alive()
+        return self.ready
+
+    def get_outputs(self) -> EngineCoreOutputs:
+        while not self._outputs:
+            message = self._receive()
+            if isinstance(message, EngineCoreOutputs):
+                self._outputs.append(message)
+        return self._outputs.popleft()
+
+    def call_utility(self, method: str, *args: Any) -> Any:
+        call_id = next(self._call_ids)
+        self._send(EngineCoreRequestType.UTILITY, UtilityRequest(0, call_id, method, list(args)))
+        while True:
+            message = self._receive()
+            if isinstance(message, EngineCoreOutputs):
+                self._outputs.append(message)
+            elif isinstance(message, UtilityResult) and message.call_id == call_id:
+                return _result(message)
+
+    def _receive(self) -> EngineOutput:
+        self._check_alive()
+        message = self._understand(self._connection.output.recv())
+        self._check_alive()
+        return message
+
+
+class AsyncMPClient(_MPClient):
+    """For an event loop; used from its thread only. A task of the loop receives, from ``wait_ready`` on."""
+
+    def __init__(self, config: OctavoConfig, own_process: bool = True) -> None:
+        super().__init__(config, own_process)
+        self._outputs: asyncio.Queue[EngineCoreOutputs | None] = asyncio.Queue()  # None: the engine is dead
+        self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
+        self._ready_or_dead = asyncio.Event()
+        self._receiver: asyncio.Task[None] | None = None
+
+    async def wait_ready(self, progress: Callable[[str, float], None] | None = None) -> EngineReady:
+        self._progress = progress
+        if self._receiver is None and self.dead_error is None:
+            socket = zmq.asyncio.Socket.from_socket(self._connection.output)
+            self._connection.async_output = socket
+            self._receiver = asyncio.create_task(self._receive_all(socket), name="engine-outputs")
+        await self._ready_or_dead.wait()
+        self._check_alive()
+        assert self.ready is not None
+        return self.ready
+
+    async def get_outputs(self) -> EngineCoreOutputs:
+        outputs = await self._outputs.get()
+        if outputs is None:
+            self._outputs.put_nowait(None)  # for the next caller
+            self._check_alive()
+        assert outputs is not None
+        return outputs
+
+    async def call_utility(self, method: str, *args: Any) -> Any:
+        call_id = next(self._call_ids)
+        self._calls[call_id] = answer = asyncio.get_running_loop().create_future()
+        try:
+            self._send(EngineCoreRequestType.UTILITY, UtilityRequest(0, call_id, method, list(args)))
+            return _result(await answer)
+        finally:
+            del self._calls[call_id]
+
+    async def _receive_all(self, socket: zmq.asyncio.Socket) -> None:
+        try:
+            while self.dead_error is None:
+                message = self._understand(await socket.recv())
+                if isinstance(message, EngineCoreOutputs):
+                    self._outputs.put_nowait(message)
+                elif isinstance(message, EngineReady):
+                    self._become_ready(message)
+                    self._ready_or_dead.set()
+                elif isinstance(message, UtilityResult):
+                    answer = self._calls.get(message.call_id)
+                    if answer is not None and not answer.done():
+                        answer.set_result(message)
+        except Exception as error:
+            self._die(EngineDeadError(one_line(f"{type(error).__name__}: {error}")), 3)
+
+    def _die(self, error: EngineDeadError, exit_code: int) -> None:
+        """Wakes everything that waits."""
+        super()._die(error, exit_code)
+        self._ready_or_dead.set()
+        self._outputs.put_nowait(None)
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(EngineDeadError(str(self.dead_error)))
+
+    def shutdown(self, timeout: float = 5.0) -> None:
+        if self._receiver is not None:
+            self._receiver.cancel()
+        super().shutdown(timeout)
+
+
+def _result(message: UtilityResult) -> Any:
+    if message.error is not None:
+        raise RequestError(message.error)
+    return message.result

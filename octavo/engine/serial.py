@@ -1,0 +1,60 @@
+"""The wire: what crosses the pipe and the sockets between front end and engine, as msgpack. Types decide the form.
+
+A payload that does not decode to its type raises msgspec.DecodeError (ValidationError is one), nothing else.
+"""
+
+import msgspec
+
+from octavo.config import OctavoConfig
+from octavo.types import EngineCoreRequest, EngineCoreRequestType, EngineOutput, UtilityRequest
+
+__all__ = ["EngineLaunch", "EngineMessage", "decode_launch", "decode_message", "decode_output", "encode"]
+
+# What an engine is asked, decoded.
+EngineMessage = EngineCoreRequest | list[str] | UtilityRequest
+
+
+class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a new engine process is told, over its standard input.
+
+    Attributes:
+        input_addresses: ZMQ endpoints that requests come from, one for each front end (its ROUTER socket).
+        output_addresses: endpoints that results go to, in the same order (its PULL socket).
+        socket_dir: the folder of those sockets; the engine removes it if the front end has died.
+        launched: seconds of time.monotonic().
+    """
+
+    config: OctavoConfig
+    input_addresses: list[str]
+    output_addresses: list[str]
+    socket_dir: str
+    launched: float
+
+
+_launch_decoder = msgspec.msgpack.Decoder(EngineLaunch)
+_output_decoder = msgspec.msgpack.Decoder(EngineOutput)
+_message_decoders: dict[bytes, msgspec.msgpack.Decoder[EngineMessage]] = {
+    EngineCoreRequestType.ADD.value: msgspec.msgpack.Decoder(EngineCoreRequest),
+    EngineCoreRequestType.ABORT.value: msgspec.msgpack.Decoder(list[str]),
+    EngineCoreRequestType.UTILITY.value: msgspec.msgpack.Decoder(UtilityRequest),
+}
+
+
+def encode(message: EngineLaunch | EngineMessage | EngineOutput) -> bytes:
+    """One message as msgpack."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode_launch(payload: bytes) -> EngineLaunch:
+    return _launch_decoder.decode(payload)
+
+
+def decode_message(frames: list[bytes]) -> EngineMessage:
+    """A request, ids to abort or a utility call, from a frame pair ``[EngineCoreRequestType, payload]``."""
+    if len(frames) != 2 or frames[0] not in _message_decoders:
+        raise msgspec.DecodeError(f"expected a known message type and its payload, got {len(frames)} frames")
+    return _message_decoders[frames[0]].decode(frames[1])
+
+
+def decode_output(payload: bytes) -> EngineOutput:
+    return _output_decoder.decode(payload)
