@@ -1,0 +1,72 @@
+"""Attention backends: how a layer's KV lies in its blocks, and which ops read and write it.
+
+To everybody else a KV block is ``page_size_bytes`` opaque bytes; only the backend knows the layout inside. There is one
+backend for each kernel set.
+"""
+
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from octavo.kernels import AttentionMetadata, kernel_set, paged_attention, reshape_and_cache
+from octavo.registry import Registry
+from octavo.types import KVCacheSpec
+
+__all__ = ["BACKENDS", "AttentionBackend", "TorchAttentionBackend", "attention_backend"]
+
+BACKENDS = Registry("attention backend", {"torch": "octavo.attention.backend:TorchAttentionBackend"})
+
+
+class AttentionBackend(Protocol):
+    """Attributes:
+
+    layout: names the order of a block's bytes; blocks may be moved between caches of the same layout only.
+    """
+
+    layout: str
+
+    def view(self, raw: Tensor, spec: KVCacheSpec) -> Tensor:
+        """One layer's KV cache over ``raw``: [num_blocks × page_size_bytes] uint8, without a copy."""
+        ...
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """Writes the step's keys and values, then attends: [num_tokens, heads, head_size] each, like the result."""
+        ...
+
+
+class TorchAttentionBackend:
+    """The layout of the ops' definitions."""
+
+    layout = "kv,token,head,channel"
+
+    def view(self, raw: Tensor, spec: KVCacheSpec) -> Tensor:
+        typed = raw.view(getattr(torch, spec.dtype))
+        return typed.view(-1, 2, spec.block_size, spec.num_kv_heads, spec.head_size)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        reshape_and_cache(key, value, kv_cache, metadata.slot_mapping)
+        return paged_attention(query, kv_cache, metadata, scale, sliding_window)
+
+
+def attention_backend() -> AttentionBackend:
+    """A new backend for the chosen kernels."""
+    return cast(AttentionBackend, BACKENDS.get(kernel_set())())

@@ -1,0 +1,30 @@
+"""Ops. An op is its torch definition; which provider computes it is chosen once, before a model is loaded."""
+
+from octavo.kernels.activation import silu_and_mul
+from octavo.kernels.attention_metadata import AttentionMetadata, RowGroup
+from octavo.kernels.embedding import embedding
+from octavo.kernels.linear import linear
+from octavo.kernels.normalization import fused_add_rms_norm, rms_norm
+from octavo.kernels.op import OPS, PROVIDERS, Op, describe, kernel_set, op, select
+from octavo.kernels.paged_attention import paged_attention, reshape_and_cache
+from octavo.kernels.rotary import rotary_embedding
+
+__all__ = [
+    "OPS",
+    "PROVIDERS",
+    "AttentionMetadata",
+    "Op",
+    "RowGroup",
+    "describe",
+    "embedding",
+    "fused_add_rms_norm",
+    "kernel_set",
+    "linear",
+    "op",
+    "paged_attention",
+    "reshape_and_cache",
+    "rms_norm",
+    "rotary_embedding",
+    "select",
+    "silu_and_mul",
+]

@@ -1,0 +1,78 @@
+"""Attention over a paged KV cache, and the write into it.
+
+KV cache: [num_blocks, 2, block_size, num_kv_heads, head_size], a block's keys and then its values. These definitions
+are what native kernels are tested against: scores, softmax and sums are float32, rounded once at the end.
+"""
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.attention_metadata import AttentionMetadata, RowGroup
+from octavo.kernels.op import op
+
+__all__ = ["paged_attention", "reshape_and_cache"]
+
+
+@op
+def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Writes the step's keys and values ([num_tokens, num_kv_heads, head_size]) to their slots."""
+    block_size = kv_cache.shape[2]
+    rows = kv_cache.view(-1, *kv_cache.shape[3:])
+    key_rows = _key_rows(slot_mapping, block_size)
+    rows.index_copy_(0, key_rows, key)
+    rows.index_copy_(0, key_rows + block_size, value)
+
+
+@op
+def paged_attention(
+    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale: float, sliding_window: int | None = None
+) -> Tensor:
+    """Causal attention of the step's rows over their requests' KV, which holds this step's KV already.
+
+    Args:
+        query: [num_tokens, num_heads, head_size]; num_heads is a multiple of num_kv_heads, and query heads that share
+            a KV head stand together.
+        scale: factor of the scores.
+        sliding_window: a row looks at itself and the ``sliding_window - 1`` positions before it; None: at all.
+
+    Returns:
+        [num_tokens, num_heads, head_size]; rows of no request are zero.
+    """
+    output = torch.zeros_like(query)
+    for group in metadata.row_groups(kv_cache.shape[2], sliding_window):
+        output[group.rows] = _attend(query[group.rows], kv_cache, group, scale)
+    return output
+
+
+def _attend(query: Tensor, kv_cache: Tensor, group: RowGroup, scale: float) -> Tensor:
+    """query: [R, Q, num_heads, head_size] → the same shape."""
+    _, _, block_size, num_kv_heads, head_size = kv_cache.shape
+    num_requests, num_rows, num_heads, _ = query.shape
+    shared = num_heads // num_kv_heads  # query heads of one KV head
+    key_rows = _key_rows(group.slots, block_size)
+    keys = _gather(kv_cache, key_rows)
+    values = _gather(kv_cache, key_rows + block_size)
+
+    # All query heads of a KV head in one product: [R, num_kv_heads, shared × Q, S].
+    heads = query.float().view(num_requests, num_rows, num_kv_heads, shared, head_size).permute(0, 2, 3, 1, 4)
+    scores = (heads.flatten(2, 3) @ keys.mT).mul_(scale)
+    if group.hidden is not None:
+        per_head = scores.view(num_requests, num_kv_heads, shared, num_rows, -1)
+        per_head.masked_fill_(group.hidden[:, None, None], float("-inf"))
+    sums = scores.softmax(dim=-1) @ values
+    output = sums.view(num_requests, num_kv_heads, shared, num_rows, head_size).permute(0, 3, 1, 2, 4)
+    return output.reshape(query.shape).to(query.dtype)
+
+
+def _key_rows(slots: Tensor, block_size: int) -> Tensor:
+    """Rows of the slots' keys in the cache seen as [num_blocks × 2 × block_size] rows; values: block_size further."""
+    return slots + slots // block_size * block_size
+
+
+def _gather(kv_cache: Tensor, rows: Tensor) -> Tensor:
+    """[R, S] row numbers → [R, num_kv_heads, S, head_size] float32."""
+    num_kv_heads, head_size = kv_cache.shape[3:]
+    # index_select over flat rows copies whole rows at a time; plain indexing is several times slower here.
+    found = kv_cache.view(-1, num_kv_heads * head_size).index_select(0, rows.flatten())
+    per_head = found.view(*rows.shape, num_kv_heads, head_size).transpose(1, 2)
+    return per_head.to(torch.float32, memory_format=torch.contiguous_format)

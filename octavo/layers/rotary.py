@@ -1,0 +1,131 @@
+"""Rotary position embedding with its table made once, and the scalings that stretch a model's context.
+
+A scaling whose frequencies depend on the length of the sequence at hand ("dynamic", "longrope") has no such table, and
+would make cached KV wrong when the sequence grows: it is refused.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo import kernels
+from octavo.errors import CheckpointError, UnsupportedError
+
+__all__ = ["RotaryEmbedding"]
+
+Scaling = Mapping[str, Any]
+# (frequencies, scaling, rope_theta) → (frequencies, factor of the cosines and sines)
+ScalingRule = Callable[[Tensor, Scaling, float], tuple[Tensor, float]]
+
+
+class RotaryEmbedding(nn.Module):
+    """Args:
+
+    rotary_dim: channels of a head that are rotated, the first ones.
+    max_position: rows of the table: positions are below it.
+    theta: base of the frequencies.
+    scaling: ``rope_scaling`` of a Hugging Face config.
+    freq_factors: divisors of the rotary_dim/2 frequencies (a GGUF file's ``rope_freqs.weight``).
+    """
+
+    cos_sin: Tensor
+
+    def __init__(
+        self,
+        rotary_dim: int,
+        max_position: int,
+        theta: float,
+        scaling: Scaling | None = None,
+        freq_factors: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        # float32 throughout: that is what the models were trained with.
+        frequencies = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+        frequencies, magnitude = _rule(scaling)(frequencies, scaling or {}, theta)
+        if freq_factors is not None:
+            if len(freq_factors) != len(frequencies):
+                raise CheckpointError(f"rope_freqs has {len(freq_factors)} factors, expected {len(frequencies)}")
+            frequencies = frequencies / torch.tensor(freq_factors, dtype=torch.float32)
+        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
+        table = torch.cat([angles.cos(), angles.sin()], dim=-1) * magnitude
+        self.register_buffer("cos_sin", table, persistent=False)
+
+    def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """positions: [num_tokens]; query and key: [num_tokens, heads, head_size]."""
+        return kernels.rotary_embedding(positions, query, key, self.cos_sin)
+
+
+def _rule(scaling: Scaling | None) -> ScalingRule:
+    # "type" is what configs called it before "rope_type".
+    kind = "default" if scaling is None else scaling.get("rope_type", scaling.get("type", "default"))
+    rule = _RULES.get(kind)
+    if rule is None:
+        raise UnsupportedError(f"rope_scaling type {kind!r} is not supported; supported: {', '.join(sorted(_RULES))}")
+    return rule
+
+
+def _default(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+    return frequencies, 1.0
+
+
+def _linear(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+    """Positions divided by the factor."""
+    return frequencies / _number(scaling, "factor"), 1.0
+
+
+def _llama3(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+    """Long waves are stretched, short ones kept, those between blended by how often they fit the old context."""
+    old_context = _number(scaling, "original_max_position_embeddings")
+    low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
+    if high <= low:
+        raise CheckpointError(f"rope_scaling: high_freq_factor {high} must be above low_freq_factor {low}")
+    turns = old_context * frequencies / (2 * math.pi)  # in the old context
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * kept + frequencies / _number(scaling, "factor") * (1.0 - kept), 1.0
+
+
+def _yarn(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+    """Channels that turn more than beta_fast times in the old context are kept, those that turn less than beta_slow
+    times are stretched, with a linear ramp over the channels between; scores grow by the attention factor."""
+    factor = _number(scaling, "factor")
+    old_context = _number(scaling, "original_max_position_embeddings")
+    half = len(frequencies)
+
+    def channel(turns: float) -> float:
+        """Channel (not whole) that turns so many times in the old context."""
+        return half * math.log(old_context / (turns * 2 * math.pi)) / math.log(theta)
+
+    first = channel(_number(scaling, "beta_fast", 32.0))
+    last = channel(_number(scaling, "beta_slow", 1.0))
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * half - 1)
+    ramp = (torch.arange(half, dtype=torch.float32) - first) / (max(last - first, 0.001))
+    stretched = ramp.clamp(0.0, 1.0)
+    return frequencies / factor * stretched + frequencies * (1.0 - stretched), _yarn_magnitude(scaling, factor)
+
+
+def _yarn_magnitude(scaling: Scaling, factor: float) -> float:
+    def magnitude(weight: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+    if scaling.get("attention_factor") is not None:
+        return _number(scaling, "attention_factor")
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return magnitude(_number(scaling, "mscale")) / magnitude(_number(scaling, "mscale_all_dim"))
+    return magnitude(1.0)
+
+
+_RULES: dict[str, ScalingRule] = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+
+
+def _number(scaling: Scaling, name: str, default: float | None = None) -> float:
+    value = scaling.get(name)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(f"rope_scaling: {name} must be a number above 0, got {value!r}")
+    return float(value)

@@ -1,0 +1,138 @@
+"""Checkpoint → model: streams tensors into the parameters that they belong to, and insists that nothing is left over.
+
+The model is built with uninitialized memory; each tensor is converted and copied by its parameter, straight from the
+mapped file, so that the checkpoint never lies in memory a second time.
+"""
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from octavo.checkpoints import CheckpointTensor, iterate_tensors
+from octavo.config import ModelConfig, OctavoConfig
+from octavo.errors import CheckpointError, ModelError
+from octavo.layers import ShardId, WeightParameter
+from octavo.logging import init_logger
+from octavo.platforms import current_platform
+
+__all__ = ["load_model"]
+
+logger = init_logger(__name__)
+
+Progress = Callable[[str, float], None]
+Assignments = dict[str, tuple[WeightParameter, ShardId]]
+Job = tuple[CheckpointTensor, WeightParameter, ShardId]
+
+# Tables that old checkpoints carry although they follow from the config.
+_DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
+_HEAD = "lm_head.weight"
+
+
+def load_model(config: OctavoConfig, progress: Progress | None = None) -> nn.Module:
+    """The model with its weights, ready for a forward under ``torch.inference_mode()``.
+
+    Args:
+        progress: called with ("loading weights", share done from 0 to 1).
+
+    Raises:
+        UnsupportedError: an architecture or a variant of it that octavo does not have.
+        CheckpointError: a tensor is missing, unknown, there twice or of the wrong shape.
+        ModelError: the model does not fit into memory.
+    """
+    started = time.monotonic()
+    model = _build(config.model)
+    loaded_bytes = _load_weights(model, config.model, progress or (lambda stage, share: None))
+    gib, seconds = loaded_bytes / 2**30, time.monotonic() - started
+    logger.info("loaded %s: %.2f GiB of weights as %s in %.1f s", config.model.path, gib, config.model.dtype, seconds)
+    return model
+
+
+def _build(config: ModelConfig) -> nn.Module:
+    # The law puts models above the loader, so they are found by name.
+    architecture = import_module("octavo.models").REGISTRY.get(config.architecture)
+    try:
+        with torch.device("meta"):
+            needed = sum(parameter.nbytes for parameter in architecture(config).parameters())
+        available = current_platform().available_memory_bytes()
+        if needed > available:
+            raise ModelError(
+                f"{config.path}: the weights need {needed / 2**30:.1f} GiB as {config.dtype}, and "
+                f"{available / 2**30:.1f} GiB of memory are available; choose a smaller model"
+            )
+        model: nn.Module = architecture(config)
+    except CheckpointError as error:
+        # Layers know the fields of the config, not the file that they came from.
+        raise CheckpointError(str(error), file=error.file or config.path, tensor=error.tensor) from None
+    return model.eval()
+
+
+def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> int:
+    """Fills every parameter; returns the parameters' bytes."""
+    parameters = dict(model.named_parameters())
+    assignments = _assignments(parameters, getattr(model, "packed_modules_mapping", {}))
+    total = sum(parameter.nbytes for parameter in parameters.values())
+    done = 0
+    progress("loading weights", 0.0)
+    with warnings.catch_warnings():
+        # Mapped files are read-only, and torch says so of every tensor made from one; nobody writes to them.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        for size in _in_threads(_load_tensor, _wanted(config.path, assignments, model)):
+            done += size
+            progress("loading weights", done / total)
+    for name, (parameter, shard_id) in assignments.items():
+        if shard_id not in parameter.loaded_shards:
+            raise CheckpointError("is missing", file=config.path, tensor=name)
+    return total
+
+
+def _assignments(parameters: Mapping[str, nn.Parameter], packed: Mapping[str, Mapping[str, ShardId]]) -> Assignments:
+    """Name of a checkpoint's tensor → the parameter, and the shard of it, that it fills."""
+    found: Assignments = {}
+    for name, parameter in parameters.items():
+        if not isinstance(parameter, WeightParameter):
+            raise TypeError(f"parameter {name} is no WeightParameter and cannot load itself")
+        prefix, module, field = name.rsplit(".", 2)
+        for source, shard_id in packed.get(module, {module: None}).items():
+            found[f"{prefix}.{source}.{field}"] = (parameter, shard_id)
+    return found
+
+
+def _wanted(path: str, assignments: Assignments, model: nn.Module) -> Iterator[Job]:
+    """The checkpoint's tensors with where they go; one that goes nowhere is an error, unless it is known why."""
+    for tensor in iterate_tensors(Path(path)):
+        if tensor.name in assignments:
+            yield tensor, *assignments[tensor.name]
+        elif tensor.name == _HEAD:
+            logger.info("%s is not used: the head is tied to the embedding (tie_word_embeddings)", tensor.name)
+        elif not tensor.name.endswith(_DERIVED_SUFFIXES):
+            raise CheckpointError(f"is no part of {type(model).__name__}", file=tensor.file, tensor=tensor.name)
+
+
+def _load_tensor(job: Job) -> int:
+    tensor, parameter, shard_id = job
+    parameter.weight_loader(tensor, shard_id)
+    return parameter.data[parameter.shards[shard_id]].nbytes
+
+
+def _in_threads(work: Callable[[Job], int], jobs: Iterable[Job]) -> Iterator[int]:
+    """Results in order. Two threads' worth of jobs are taken at a time, so that few tensors are in memory at once."""
+    num_threads = current_platform().facts().num_threads
+    pending: deque[Future[int]] = deque()
+    # numpy and torch release the Python lock, so that reading, dequantizing and copying overlap.
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="load")
+    try:
+        for job in jobs:
+            pending.append(pool.submit(work, job))
+            if len(pending) >= 2 * num_threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,167 @@
+"""The Llama family: Llama 2 and 3, SmolLM2, Mistral.
+
+A decoder layer is attention and a gated MLP, each normed before and added to the residual after. The residual is added
+by the next norm: a layer hands on (what its MLP added, residual so far).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.attention import Attention
+from octavo.config import ModelConfig
+from octavo.errors import CheckpointError, UnsupportedError
+from octavo.layers import (
+    MergedColumnParallelLinear,
+    ParallelLMHead,
+    QKVParallelLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    RowParallelLinear,
+    SiluAndMul,
+    VocabParallelEmbedding,
+)
+from octavo.models.hf_fields import flag, number, size
+
+__all__ = ["LlamaForCausalLM"]
+
+
+class LlamaAttention(nn.Module):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, name: str) -> None:
+        super().__init__()
+        hidden_size = size(config, "hidden_size")
+        self.num_heads = size(config, "num_attention_heads")
+        self.num_kv_heads = size(config, "num_key_value_heads", default=self.num_heads)
+        self.head_size = head_size_of(config)
+        bias = flag(config, "attention_bias")
+        self.qkv_proj = QKVParallelLinear(
+            hidden_size, self.head_size, self.num_heads, self.num_kv_heads, bias=bias, dtype=dtype
+        )
+        self.o_proj = RowParallelLinear(self.num_heads * self.head_size, hidden_size, bias=bias, dtype=dtype)
+        self.rotary_emb = rotary
+        self.attn = Attention(
+            name,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            scale=self.head_size**-0.5,
+            sliding_window=size(config, "sliding_window") if config.get("sliding_window") is not None else None,
+        )
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        query, key, value = self.qkv_proj.forward_split(hidden)
+        query, key = self.rotary_emb(
+            positions,
+            query.view(-1, self.num_heads, self.head_size),
+            key.view(-1, self.num_kv_heads, self.head_size),
+        )
+        output: Tensor = self.o_proj(self.attn(query, key, value))
+        return output
+
+
+class LlamaMLP(nn.Module):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden_size, inner_size = size(config, "hidden_size"), size(config, "intermediate_size")
+        bias = flag(config, "mlp_bias")
+        if config.get("hidden_act", "silu") != "silu":
+            raise UnsupportedError(f"hidden_act {config['hidden_act']!r} is not supported; supported: silu")
+        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias=bias, dtype=dtype)
+        self.act_fn = SiluAndMul()
+        self.down_proj = RowParallelLinear(inner_size, hidden_size, bias=bias, dtype=dtype)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output: Tensor = self.down_proj(self.act_fn(self.gate_up_proj(hidden)))
+        return output
+
+
+class LlamaDecoderLayer(nn.Module):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, name: str) -> None:
+        super().__init__()
+        hidden_size, eps = size(config, "hidden_size"), number(config, "rms_norm_eps", default=1e-6)
+        self.input_layernorm = RMSNorm(hidden_size, eps, dtype)
+        self.self_attn = LlamaAttention(config, dtype, rotary, f"{name}.self_attn")
+        self.post_attention_layernorm = RMSNorm(hidden_size, eps, dtype)
+        self.mlp = LlamaMLP(config, dtype)
+
+    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        hidden, residual = self.input_layernorm(hidden, residual)
+        hidden = self.self_attn(positions, hidden)
+        hidden, residual = self.post_attention_layernorm(hidden, residual)
+        return self.mlp(hidden), residual
+
+
+class LlamaModel(nn.Module):
+    def __init__(self, model_config: ModelConfig) -> None:
+        super().__init__()
+        config, dtype = model_config.hf_config, getattr(torch, model_config.dtype)
+        hidden_size = size(config, "hidden_size")
+        self.embed_tokens = VocabParallelEmbedding(model_config.vocab_size, hidden_size, dtype)
+        rotary = RotaryEmbedding(
+            head_size_of(config),
+            model_config.max_model_len,
+            number(config, "rope_theta", default=10000.0),
+            config.get("rope_scaling"),
+            config.get("rope_freq_factors"),
+        )
+        self.layers = nn.ModuleList(
+            LlamaDecoderLayer(config, dtype, rotary, f"model.layers.{index}")
+            for index in range(size(config, "num_hidden_layers"))
+        )
+        self.norm = RMSNorm(hidden_size, number(config, "rms_norm_eps", default=1e-6), dtype)
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        hidden: Tensor = self.embed_tokens(input_ids)
+        residual: Tensor | None = None
+        for layer in self.layers:
+            hidden, residual = layer(positions, hidden, residual)
+        hidden, _ = self.norm(hidden, residual)
+        return hidden
+
+
+class LlamaForCausalLM(nn.Module):
+    """Attributes:
+
+    packed_modules_mapping: merged module → the checkpoint's modules, in the order of its shards.
+    """
+
+    packed_modules_mapping = {
+        "qkv_proj": {"q_proj": "q", "k_proj": "k", "v_proj": "v"},
+        "gate_up_proj": {"gate_proj": 0, "up_proj": 1},
+    }
+
+    def __init__(self, model_config: ModelConfig) -> None:
+        super().__init__()
+        config, dtype = model_config.hf_config, getattr(torch, model_config.dtype)
+        self.model = LlamaModel(model_config)
+        self.lm_head = ParallelLMHead(
+            model_config.vocab_size,
+            size(config, "hidden_size"),
+            dtype,
+            tied_to=self.model.embed_tokens if flag(config, "tie_word_embeddings") else None,
+        )
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """[num_tokens] and [num_tokens] → [num_tokens, hidden_size]."""
+        hidden: Tensor = self.model(input_ids, positions)
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden_size] → [rows, vocab_size] float32."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+
+def head_size_of(config: dict[str, Any]) -> int:
+    """Channels of a head; even, since rotary embedding turns pairs of channels."""
+    num_heads = size(config, "num_attention_heads")
+    num_kv_heads = size(config, "num_key_value_heads", default=num_heads)
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"config: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
+        )
+    found = size(config, "head_dim", default=size(config, "hidden_size") // num_heads)
+    if found % 2:
+        raise CheckpointError(f"config: head_dim must be even, got {found}")
+    return found
