@@ -1,0 +1,341 @@
+"""AsyncLLM: the engine for an event loop. Requests go in, streams come out; encoding text happens off the loop.
+
+One task takes in the engine's outputs; each stream takes from its request's state what is new when its reader is
+there. Knows nothing of HTTP.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from octavo.config import EngineArgs, OctavoConfig
+from octavo.engine.build_config import build_config
+from octavo.engine.client import AsyncEngineCoreClient, make_async_client
+from octavo.engine.input_processor import EngineInputs, InputProcessor, Prompt
+from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.throughput_log import ThroughputLog
+from octavo.errors import ConfigError, EngineDeadError, ModelError, OverloadedError
+from octavo.logging import init_logger, one_line
+from octavo.metrics import EngineMetrics
+from octavo.renderers import ChatRenderer, RenderedPrompt
+from octavo.tokenizers import Tokenizer, load_tokenizer
+from octavo.types import RequestOutput, SamplingParams
+
+__all__ = ["AsyncLLM"]
+
+logger = init_logger(__name__)
+
+_T = TypeVar("_T")
+
+# A prompt of at most so many characters or ids is processed on the loop: that takes less than a thread switch.
+_INLINE_CHARACTERS = 400
+_INLINE_IDS = 4096
+_TEXT_THREADS = 4
+
+
+class AsyncLLM:
+    """Use ``start()`` and ``await ready()``, or just ``generate``: the first call then starts the engine and waits.
+
+    Args:
+        config: resolved configuration; or give the options of the command line as keywords (``model=…``, …).
+
+    Attributes:
+        config: after ``ready()`` with the engine's final ``max_model_len``.
+        metrics: the engine's series.
+        progress: (stage, share) of loading.
+    """
+
+    def __init__(self, config: OctavoConfig | None = None, **options: Any) -> None:
+        if config is not None and options:
+            raise TypeError("give AsyncLLM a configuration or options, not both")
+        self.config = config if config is not None else build_config(EngineArgs(**options))
+        model = self.config.model
+        self.metrics = EngineMetrics(model.served_model_name[0], max_model_len=model.max_model_len)
+        self.progress: tuple[str, float] = ("not started", 0.0)
+        self._client: AsyncEngineCoreClient | None = None
+        self._started = False  # by the caller, who then knows when it is ready
+        self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="octavo-text")
+        self._text: Future[tuple[Tokenizer, ChatRenderer]] | None = None
+        self._input_processor: InputProcessor | None = None
+        self._output_processor: OutputProcessor | None = None
+        self._ready_task: asyncio.Task[None] | None = None
+        self._output_task: asyncio.Task[None] | None = None
+        self._throughput = None if self.config.observability.disable_log_stats else ThroughputLog()
+        self._failure: EngineDeadError | None = None  # of this front end
+        self._failure_exit_code = 0
+        self._dead_event = asyncio.Event()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> "AsyncLLM":
+        return cls(build_config(engine_args))
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the engine and returns at once. Needs no running event loop."""
+        self._started = True
+        self._launch()
+
+    def _launch(self) -> None:
+        if self._client is None:
+            self._client = make_async_client(self.config)
+            self._text = self._threads.submit(_load_text, Path(self.config.model.path))
+
+    async def ready(self) -> None:
+        """Returns when requests can be taken; starts the engine if nobody has.
+
+        Raises:
+            EngineDeadError: the engine could not load the model; the message is the cause.
+            ModelError: the tokenizer cannot be loaded.
+        """
+        self._launch()
+        if self._ready_task is None:
+            self._ready_task = asyncio.create_task(self._become_ready(), name="engine-ready")
+        await asyncio.shield(self._ready_task)
+
+    async def _become_ready(self) -> None:
+        assert self._client is not None
+        assert self._text is not None
+        try:
+            (tokenizer, _), engine_ready = await asyncio.gather(
+                asyncio.wrap_future(self._text), self._client.wait_ready(self._on_progress)
+            )
+        except BaseException as error:
+            if not isinstance(error, EngineDeadError):
+                self._fail(error)
+            self.shutdown()
+            raise
+        model = dataclasses.replace(self.config.model, max_model_len=engine_ready.max_model_len)
+        self.config = dataclasses.replace(self.config, model=model)
+        self._input_processor = InputProcessor(self.config, tokenizer)
+        self._output_processor = OutputProcessor(tokenizer, self.metrics)
+        self._output_task = asyncio.create_task(self._take_outputs(), name="engine-output-processing")
+        self.progress = ("ready", 1.0)
+
+    def _on_progress(self, stage: str, share: float) -> None:
+        self.progress = (stage, share)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be taken."""
+        return self._output_task is not None and self.dead_error is None
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the engine is gone, once it is."""
+        if self._failure is not None:
+            return self._failure
+        return None if self._client is None else self._client.dead_error
+
+    @property
+    def exit_code_hint(self) -> int:
+        """What a server should exit with once the engine is gone: 1 configuration or model, 3 it died."""
+        if self._failure is not None:
+            return self._failure_exit_code
+        return 0 if self._client is None else self._client.exit_code_hint
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Returns the cause when the engine is gone, by a death or by ``shutdown``."""
+        await self._dead_event.wait()
+        assert self.dead_error is not None
+        return self.dead_error
+
+    def shutdown(self) -> None:
+        """Ends the engine at any moment; streams under way raise EngineDeadError. May be called again."""
+        if self._throughput is not None:
+            self._throughput.close()
+        if self._output_task is not None:
+            self._output_task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._client is not None:
+            self._client.shutdown()
+        elif self._failure is None:
+            self._failure = EngineDeadError("the engine has been shut down")
+        self._announce_death()
+
+    def _fail(self, error: BaseException) -> None:
+        """The engine may be well, but nothing can be done with it any more."""
+        self._failure = EngineDeadError(one_line(f"{type(error).__name__}: {error}"))
+        self._failure_exit_code = 1 if isinstance(error, ConfigError | ModelError) else 3
+
+    def _announce_death(self) -> None:
+        self._dead_event.set()
+        if self._output_processor is not None:
+            self._output_processor.wake_all()
+
+    # ---- text -------------------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; waits for it after ``start()``."""
+        return self._loaded_text()[0]
+
+    @property
+    def renderer(self) -> ChatRenderer:
+        """Renders chats with the model's own template."""
+        return self._loaded_text()[1]
+
+    def _loaded_text(self) -> tuple[Tokenizer, ChatRenderer]:
+        if self._text is None:
+            self._text = self._threads.submit(_load_text, Path(self.config.model.path))
+        return self._text.result()
+
+    async def render(self, messages: list[dict[str, Any]], **options: Any) -> RenderedPrompt:
+        """``renderer.render`` off the event loop."""
+        return await self._in_thread(lambda: self.renderer.render(messages, **options))
+
+    async def _in_thread(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    async def process_inputs(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        arrival_time: float | None = None,
+    ) -> EngineInputs:
+        """Checks and encodes a request without starting it. For doors that must know first that all is well.
+
+        Raises:
+            RequestError: see InputProcessor; OverloadedError while the model is being loaded.
+            EngineDeadError: the engine is gone.
+        """
+        if self.dead_error is not None:
+            raise EngineDeadError(str(self.dead_error))
+        if self._input_processor is None:
+            if self._started:
+                raise OverloadedError("the model is still loading; try again later")
+            await self.ready()
+        processor = self._input_processor
+        assert processor is not None
+
+        def process() -> EngineInputs:
+            return processor.process(
+                request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt
+            )
+
+        return process() if _is_quick(prompt) else await self._in_thread(process)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields what comes, in the form of ``sampling_params.output_kind``. A reader that is slower than the engine
+        gets several steps as one output. Closing or cancelling the generator aborts the request.
+
+        Raises:
+            RequestError: the request cannot be served as sent.
+            RequestFailedError: the engine could not go on with this request.
+            EngineDeadError: the engine is gone; the message is the cause.
+        """
+        inputs = await self.process_inputs(
+            prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt
+        )
+        async with aclosing(self.generate_from(inputs)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def generate_from(self, inputs: EngineInputs) -> AsyncGenerator[RequestOutput, None]:
+        """``generate`` for a request that ``process_inputs`` has checked."""
+        if self.dead_error is not None:
+            raise EngineDeadError(str(self.dead_error))
+        assert self._client is not None
+        assert self._output_processor is not None
+        news = asyncio.Event()
+        state = self._output_processor.add_request(inputs, news.set)
+        try:
+            self._client.add_requests(state.engine_requests)
+            while True:
+                output = state.take()
+                if state.error is not None:
+                    raise state.error
+                if output is not None:
+                    yield output
+                    if output.finished:
+                        return
+                elif self.dead_error is not None:
+                    raise EngineDeadError(str(self.dead_error))
+                else:
+                    await news.wait()
+                    news.clear()
+        finally:
+            if not state.finished:
+                self._abort(inputs.request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; its stream gets a last output with finish reason "abort". An unknown id is ignored."""
+        self._abort(request_id)
+
+    def _abort(self, request_id: str) -> None:
+        if self._output_processor is None or self._client is None:
+            return
+        engine_ids = self._output_processor.abort([request_id])
+        if engine_ids and self.dead_error is None:
+            self._client.abort_requests(engine_ids)
+
+    async def _take_outputs(self) -> None:
+        """Takes in the engine's outputs, step by step, until it is gone."""
+        assert self._client is not None
+        assert self._output_processor is not None
+        try:
+            while True:
+                step = await self._client.get_outputs()
+                processed = self._output_processor.process(step)
+                if processed.abort_ids:
+                    self._client.abort_requests(processed.abort_ids)
+                if self._throughput is not None:
+                    self._throughput.on_step(processed, step.scheduler_stats)
+                # When steps are queued up, get_outputs does not wait, and the streams must have their turn too.
+                await asyncio.sleep(0)
+        except EngineDeadError:
+            pass
+        except Exception as error:
+            # A fault of ours. Without this task nobody would ever hear anything again.
+            logger.exception("processing of the engine's outputs failed")
+            self._fail(error)
+        self._announce_death()
+
+    # ---- the engine's own affairs -----------------------------------------------------------------------------------
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes; False if blocks are in use."""
+        return bool(await self._call_engine("reset_prefix_cache"))
+
+    async def stats(self) -> dict[str, float]:
+        """The scheduler's state by name, as SchedulerStats has it."""
+        stats: dict[str, float] = await self._call_engine("stats")
+        return stats
+
+    async def _call_engine(self, method: str) -> Any:
+        await self.ready()
+        assert self._client is not None
+        return await self._client.call_utility(method)
+
+
+def _load_text(path: Path) -> tuple[Tokenizer, ChatRenderer]:
+    tokenizer = load_tokenizer(path)
+    return tokenizer, ChatRenderer(tokenizer)
+
+
+def _is_quick(prompt: Any) -> bool:
+    """Whether a prompt is processed in less time than it takes to hand it to a thread."""
+    if isinstance(prompt, dict):
+        token_ids = prompt.get("prompt_token_ids")
+        if isinstance(token_ids, list):
+            return len(token_ids) <= _INLINE_IDS
+        prompt = prompt.get("prompt")
+    return not isinstance(prompt, str) or len(prompt) <= _INLINE_CHARACTERS

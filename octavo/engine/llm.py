@@ -1,0 +1,251 @@
+"""LLM: the engine for a script. Everything is asked for at once and comes back in the order of the prompts.
+
+EngineCore runs in the caller's process (see InprocClient), so that a breakpoint works anywhere.
+"""
+
+import dataclasses
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+
+from octavo.checkpoints import DEFAULT_MODEL
+from octavo.config import EngineArgs, OctavoConfig
+from octavo.engine.build_config import build_config
+from octavo.engine.client import EngineCoreClient, make_sync_client
+from octavo.engine.input_processor import EngineInputs, InputProcessor, Prompt, TokensPrompt
+from octavo.engine.output_processor import OutputProcessor, RequestState
+from octavo.engine.progress_bar import ProgressBar
+from octavo.errors import RequestError
+from octavo.logging import init_logger
+from octavo.renderers import ChatRenderer
+from octavo.tokenizers import Tokenizer, load_tokenizer
+from octavo.types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
+
+__all__ = ["LLM"]
+
+logger = init_logger(__name__)
+
+_T = TypeVar("_T")
+Messages = list[dict[str, Any]]
+
+
+class LLM:
+    """A model, loaded and ready. To be used from one thread.
+
+    Args:
+        model: alias, local folder, .gguf file or hub name.
+        options: those of the command line, with underscores: ``dtype``, ``max_model_len``, ``max_num_seqs``,
+            ``max_num_batched_tokens``, ``enable_prefix_caching``, ``seed``, ….
+
+    Attributes:
+        config: the final configuration.
+
+    Raises:
+        ConfigError, ModelError: the model cannot be loaded so.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+        config = build_config(EngineArgs(model=model, **options))
+        self._tokenizer = load_tokenizer(Path(config.model.path))
+        self._renderer = ChatRenderer(self._tokenizer)
+        self._client: EngineCoreClient = make_sync_client(config)
+        # Also when this object is dropped, or the interpreter ends, without a shutdown.
+        self._finalizer = weakref.finalize(self, self._client.shutdown)
+        max_model_len = self._client.wait_ready().max_model_len
+        model_config = dataclasses.replace(config.model, max_model_len=max_model_len)
+        self.config: OctavoConfig = dataclasses.replace(config, model=model_config)
+        self._input_processor = InputProcessor(self.config, self._tokenizer)
+        self._output_processor = OutputProcessor(self._tokenizer)
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continues prompts; the outputs come in their order.
+
+        Args:
+            prompts: text, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``, or a list of such.
+            sampling_params: one for all, or a list of one for each; default: ``SamplingParams()``.
+            use_tqdm: show a progress bar.
+            priority: one for each prompt; lower goes first (needs ``scheduling_policy="priority"``).
+
+        Raises:
+            RequestError: (a ValueError) one of the prompts cannot be served as it is; then none is started.
+            EngineDeadError: the engine is gone.
+        """
+        if not isinstance(prompts, Sequence | dict):
+            raise RequestError(f"prompts must be a prompt or a list of prompts, got {prompts!r}", param="prompts")
+        each: Sequence[Prompt] = [prompts] if isinstance(prompts, str | dict) else prompts
+        count = len(each)
+        params = _one_each("sampling_params", SamplingParams() if sampling_params is None else sampling_params, count)
+        priorities = [0] * count if priority is None else _one_each("priority", priority, count)
+
+        def process(index: int) -> EngineInputs:
+            if not isinstance(params[index], SamplingParams):
+                message = f"sampling_params must be SamplingParams, got {type(params[index]).__name__}"
+                raise RequestError(message, param="sampling_params")
+            final_only = msgspec.structs.replace(params[index], output_kind=RequestOutputKind.FINAL_ONLY)
+            request_id = str(self._num_requests + index)
+            return self._input_processor.process(request_id, each[index], final_only, priority=priorities[index])
+
+        inputs = _for_each(count, process)
+        self._num_requests += count
+        return self._run(inputs, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+    ) -> list[RequestOutput]:
+        """Answers a conversation, or each of a list of conversations.
+
+        Args:
+            messages: ``[{"role": …, "content": …}, …]``, or a list of such lists.
+            add_generation_prompt: let the template begin the answer.
+            chat_template: Jinja text, instead of the model's own template.
+
+        Raises:
+            RequestError: the template refuses the messages; else as ``generate``.
+        """
+        conversations = messages if messages and isinstance(messages[0], list) else [messages]
+        renderer = self._renderer if chat_template is None else ChatRenderer(self._tokenizer, chat_template)
+
+        def render(index: int) -> TokensPrompt:
+            rendered = renderer.render(conversations[index], add_generation_prompt=add_generation_prompt)
+            return {"prompt": rendered.text, "prompt_token_ids": rendered.token_ids}
+
+        return self.generate(_for_each(len(conversations), render), sampling_params, use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes; False if blocks are in use."""
+        return bool(self._client.call_utility("reset_prefix_cache"))
+
+    def shutdown(self) -> None:
+        """Releases the model. May be called again."""
+        self._finalizer()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _run(self, inputs: list[EngineInputs], show_progress: bool) -> list[RequestOutput]:
+        """Gives all requests to the engine and steps until they are finished, or until Ctrl-C."""
+        states = [self._output_processor.add_request(each) for each in inputs]
+        try:
+            with ProgressBar(len(states), show_progress) as bar, _postponed_interrupt() as interrupted:
+                for state in states:
+                    bar.update(*self._submit(state))
+                while self._output_processor.num_unfinished and not interrupted():
+                    bar.update(*self._take_in(self._client.get_outputs()))
+                if interrupted():
+                    raise KeyboardInterrupt
+        finally:
+            self._abort_unfinished(states)
+        outputs = [output for state in states if (output := state.take()) is not None]
+        for state in states:
+            if state.error is not None:
+                logger.error("request %s failed: %s", state.inputs.request_id, state.error)
+        return outputs
+
+    def _submit(self, state: RequestState) -> tuple[int, int]:
+        """Gives a request to the engine. One that the engine refuses has ended with that, alone."""
+        try:
+            self._client.add_requests(state.engine_requests)
+        except RequestError as error:
+            ends = [
+                EngineCoreOutput(
+                    request.request_id, [], finish_reason=FinishReason.ERROR, error=str(error), refused=True
+                )
+                for request in state.engine_requests
+            ]
+            return self._take_in(EngineCoreOutputs(ends))
+        return 0, 0
+
+    def _take_in(self, step: EngineCoreOutputs) -> tuple[int, int]:
+        """(requests that it finished, tokens that it brought)."""
+        processed = self._output_processor.process(step)
+        if processed.abort_ids:
+            self._client.abort_requests(processed.abort_ids)
+        return len(processed.changed), processed.num_generation_tokens
+
+    def _abort_unfinished(self, states: list[RequestState]) -> None:
+        engine_ids = self._output_processor.abort(state.inputs.request_id for state in states)
+        if engine_ids and self._client.dead_error is None:
+            self._client.abort_requests(engine_ids)
+
+
+def _one_each(name: str, values: Any, count: int) -> list[Any]:
+    """A value for each prompt, from one for all or a sequence."""
+    if not isinstance(values, Sequence):
+        return [values] * count
+    if len(values) != count:
+        raise RequestError(f"{name} has {len(values)} entries for {count} prompts: one for each is needed", param=name)
+    return list(values)
+
+
+def _for_each(count: int, make: Callable[[int], _T]) -> list[_T]:
+    """``[make(0), make(1), …]``; a refusal says which of several it is about."""
+    made = []
+    for index in range(count):
+        try:
+            made.append(make(index))
+        except RequestError as error:
+            if count == 1:
+                raise
+            raise type(error)(f"prompt {index}: {error}", param=error.param) from None
+    return made
+
+
+@contextmanager
+def _postponed_interrupt() -> Iterator[Callable[[], bool]]:
+    """Yields a function that tells whether Ctrl-C was pressed.
+
+    A step that is cut in its middle would leave scheduler and worker at odds, so the first Ctrl-C waits for the end of
+    the step; a second one does not wait. Other handlers than Python's own are left alone, and so are other threads.
+    """
+    pressed = False
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

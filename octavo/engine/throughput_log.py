@@ -1,0 +1,60 @@
+"""A log line about throughput every ten seconds, as long as there is something to tell."""
+
+import asyncio
+
+from octavo.engine.output_processor import ProcessedStep
+from octavo.logging import init_logger
+from octavo.types import SchedulerStats
+
+__all__ = ["ThroughputLog"]
+
+logger = init_logger(__name__)
+
+
+class ThroughputLog:
+    """Counts tokens; a timer of the event loop writes the lines. It runs only while steps come.
+
+    Args:
+        interval: seconds between lines.
+    """
+
+    def __init__(self, interval: float = 10.0) -> None:
+        self._interval = interval
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+        self._stats = SchedulerStats()
+        self._reported = SchedulerStats()
+
+    def on_step(self, processed: ProcessedStep, stats: SchedulerStats | None) -> None:
+        """A step has been taken in."""
+        self._num_prompt_tokens += processed.num_prompt_tokens
+        self._num_generation_tokens += processed.num_generation_tokens
+        if stats is not None:
+            self._stats = stats
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._report)
+
+    def close(self) -> None:
+        """Stops the timer; what was not reported yet is not."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _report(self) -> None:
+        stats, before = self._stats, self._reported
+        queries = stats.prefix_cache_queries_total - before.prefix_cache_queries_total
+        hits = stats.prefix_cache_hits_total - before.prefix_cache_hits_total
+        logger.info(
+            "%.1f prompt and %.1f generated tokens/s; %d running, %d waiting; KV cache %.1f %% in use, "
+            "%.1f %% of prompt tokens from the prefix cache",
+            self._num_prompt_tokens / self._interval,
+            self._num_generation_tokens / self._interval,
+            stats.num_running,
+            stats.num_waiting,
+            100 * stats.kv_cache_usage,
+            100 * hits / queries if queries else 0.0,
+        )
+        self._reported = stats
+        self._num_prompt_tokens = self._num_generation_tokens = 0
+        self._timer = None  # the next step starts it again
