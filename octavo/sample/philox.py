@@ -39,9 +39,7 @@ def philox_4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray
 def uniforms(
     seed: NDArray[np.int64], choice_index: NDArray[np.int64], output_position: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """One number in [0, 1) for each row, a multiple of 2**-52.
-
-    The 52 bits (not 53) make ``u * total < total`` hold after rounding, for every positive double ``total``.
+    """One number in [0, 1) for each row, a multiple of 2**-53. Its product with a total is below that total.
 
     Args:
         seed, choice_index, output_position: [n]; all 64 bits of the seed count, the lower 32 of the others.
@@ -52,5 +50,5 @@ def uniforms(
     counter[0] = output_position.astype(np.uint64) & _LOW
     counter[1] = choice_index.astype(np.uint64) & _LOW
     words = philox_4x32(counter, key)
-    fraction: NDArray[np.uint64] = (words[0] << np.uint64(20)) | (words[1] >> np.uint64(12))
-    return np.ldexp(fraction.astype(np.float64), -52)
+    fraction: NDArray[np.uint64] = (words[0] << np.uint64(21)) | (words[1] >> np.uint64(11))
+    return np.ldexp(fraction.astype(np.float64), -53)
