@@ -117,6 +117,10 @@ class EngineCore:
         """Ends requests now, wherever they are; ids that are not known are ignored. Returns their last outputs."""
         return self.scheduler.abort_requests(request_ids)
 
+    def abort_all(self) -> dict[int, EngineCoreOutputs]:
+        """Ends every request now. Returns their last outputs."""
+        return self.abort_requests(list(self.scheduler.requests))
+
     def has_work(self) -> bool:
         """Whether a step has something to do."""
         return bool(self.batches) or self.scheduler.has_unfinished_requests()
@@ -143,7 +147,7 @@ class EngineCore:
             return False
         trace = None
         if self.step_trace is not None and self.step_trace.active:
-            trace = self.scheduler.step_trace(scheduler_output) | {"in_flight": len(self.batches)}
+            trace = self.scheduler.step_trace(scheduler_output) | {"in_flight": len(self.batches) + 1}
         launched = time.monotonic()
         forward = self.executor.execute_model(scheduler_output)
         sampled = self.executor.sample_tokens()
