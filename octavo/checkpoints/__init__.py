@@ -1,0 +1,23 @@
+"""Checkpoints: finding and fetching them, and reading what is in them. Knows nothing of torch or of requests.
+
+Two forms are read: a folder in Hugging Face form (config.json and safetensors) and a GGUF file of the llama
+architecture, which comes out under the Hugging Face names. No code from a checkpoint is ever run.
+"""
+
+from octavo.checkpoints.aliases import ALIASES, DEFAULT_MODEL, Alias
+from octavo.checkpoints.facts import read_model_facts
+from octavo.checkpoints.gguf_file import read_gguf_metadata
+from octavo.checkpoints.resolve import pull, resolve_model
+from octavo.checkpoints.tensors import CheckpointTensor, iterate_tensors
+
+__all__ = [
+    "ALIASES",
+    "DEFAULT_MODEL",
+    "Alias",
+    "CheckpointTensor",
+    "iterate_tensors",
+    "pull",
+    "read_gguf_metadata",
+    "read_model_facts",
+    "resolve_model",
+]

@@ -1,0 +1,140 @@
+"""One checkpoint, opened: its config in normal form and the places of its tensors, whatever the format.
+
+Everything that can be checked without reading the tensors' data has been checked once this exists.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.checkpoints.gguf_file import read_gguf_file
+from octavo.checkpoints.gguf_llama import LlamaTensor, llama_config, llama_tensors
+from octavo.checkpoints.hf_config import normal_config, stated_dtype, token_ids
+from octavo.checkpoints.hf_folder import read_config, read_generation_config, read_tokenizer_eos_id, read_weight_files
+from octavo.checkpoints.tensor_entry import TensorEntry
+from octavo.checkpoints.tensor_types import READABLE_TYPES
+from octavo.errors import CheckpointError, UnsupportedError
+
+__all__ = ["Checkpoint", "PlacedTensor", "open_checkpoint"]
+
+_DTYPE_OF_TYPE = {"F32": "float32", "F16": "float16"}
+_EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+# Tables that old checkpoints carry and that follow from the config.
+_DERIVED = ".rotary_emb.inv_freq"
+
+
+@dataclass(frozen=True)
+class PlacedTensor:
+    """A tensor under its Hugging Face name; ``permuted_heads`` as in LlamaTensor."""
+
+    name: str
+    file: Path
+    entry: TensorEntry
+    permuted_heads: int | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Attributes as in ModelFacts; ``files``: those with weights, with the sizes of what precedes the data."""
+
+    path: Path
+    format: str
+    architecture: str
+    hf_config: dict[str, Any]
+    generation_config: dict[str, Any]
+    eos_token_ids: list[int]
+    dtype: str
+    tensors: list[PlacedTensor]
+    files: list[Path]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Opens a folder in Hugging Face form or a GGUF file.
+
+    Raises:
+        CheckpointError: a missing, truncated or malformed file.
+        UnsupportedError: a format, architecture, type or quantization that octavo does not have.
+    """
+    if path.is_dir():
+        return _open_hf_folder(path)
+    if path.is_file():
+        return _open_gguf(path)
+    raise CheckpointError("no such file or folder", file=str(path))
+
+
+def _open_hf_folder(folder: Path) -> Checkpoint:
+    config_file = folder / "config.json"
+    raw = read_config(folder)
+    architecture, config = normal_config(raw, config_file)
+    stated = stated_dtype(raw, config_file)
+    files = read_weight_files(folder)
+    tensors = [
+        PlacedTensor(entry.name, path, entry)
+        for path, entries in files
+        for entry in entries
+        if not entry.name.endswith(_DERIVED)
+    ]
+    generation_config = read_generation_config(folder)
+    vocab_size = config["vocab_size"]
+    eos = token_ids(config.get("eos_token_id"), vocab_size, config_file, "eos_token_id")
+    generation_file = folder / "generation_config.json"
+    eos += token_ids(generation_config.get("eos_token_id"), vocab_size, generation_file, "eos_token_id")
+    eos += token_ids(read_tokenizer_eos_id(folder), vocab_size, folder / "tokenizer_config.json", "eos_token")
+    return Checkpoint(
+        path=folder,
+        format="safetensors",
+        architecture=architecture,
+        hf_config=config,
+        generation_config=generation_config,
+        eos_token_ids=list(dict.fromkeys(eos)),
+        dtype=stated or _dtype_of(tensors, folder),
+        tensors=tensors,
+        files=[path for path, _ in files],
+    )
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    gguf = read_gguf_file(path)
+    config = llama_config(gguf)
+    for entry in gguf.tensors:
+        if entry.type.dequantize is None:
+            raise UnsupportedError(
+                f"{path}: tensor {entry.name!r}: type {entry.type.name} is not read yet; "
+                f"supported: {', '.join(READABLE_TYPES)}"
+            )
+    vocab_size = config["vocab_size"]
+    eos = [token for key in _EOS_KEYS for token in token_ids(gguf.metadata.get(key), vocab_size, path, key)]
+    eos = list(dict.fromkeys(eos))
+    bos_key = "tokenizer.ggml.bos_token_id"
+    bos = token_ids(gguf.metadata.get(bos_key), vocab_size, path, bos_key)
+    config["bos_token_id"] = bos[0] if bos else None
+    config["eos_token_id"] = eos[0] if len(eos) == 1 else eos or None
+    architecture, config = normal_config(config, path)
+    tensors = [_placed(tensor, path) for tensor in llama_tensors(gguf, config)]
+    return Checkpoint(
+        path=path,
+        format="gguf",
+        architecture=architecture,
+        hf_config=config,
+        generation_config={},
+        eos_token_ids=eos,
+        dtype=_dtype_of(tensors, path),
+        tensors=tensors,
+        files=[path],
+    )
+
+
+def _placed(tensor: LlamaTensor, path: Path) -> PlacedTensor:
+    return PlacedTensor(tensor.name, path, tensor.entry, tensor.permuted_heads)
+
+
+def _dtype_of(tensors: list[PlacedTensor], path: Path) -> str:
+    """The data type that most bytes are in; quantized weights count as bfloat16."""
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        dtype = _DTYPE_OF_TYPE.get(tensor.entry.type.name, "bfloat16")
+        sizes[dtype] = sizes.get(dtype, 0) + tensor.entry.num_bytes
+    if not sizes:
+        raise CheckpointError("holds no tensors", file=str(path))
+    return max(sizes, key=lambda dtype: sizes[dtype])

@@ -1,0 +1,32 @@
+"""What configuration is resolved from: the facts of a checkpoint, read without torch and without its weights."""
+
+from pathlib import Path
+
+from octavo.checkpoints.checkpoint import open_checkpoint
+from octavo.checkpoints.fingerprint import fingerprint
+from octavo.types import ModelFacts
+
+__all__ = ["read_model_facts"]
+
+
+def read_model_facts(path: Path) -> ModelFacts:
+    """Facts of a folder in Hugging Face form or a GGUF file, as `resolve_model` gives it.
+
+    Raises:
+        CheckpointError: a missing, truncated or malformed file.
+        UnsupportedError: a format, architecture, type or quantization that octavo does not have.
+    """
+    checkpoint = open_checkpoint(path)
+    return ModelFacts(
+        path=str(path),
+        format=checkpoint.format,
+        architecture=checkpoint.architecture,
+        hf_config=checkpoint.hf_config,
+        vocab_size=checkpoint.hf_config["vocab_size"],
+        max_position_embeddings=checkpoint.hf_config["max_position_embeddings"],
+        dtype=checkpoint.dtype,
+        weight_bytes=sum(tensor.entry.num_bytes for tensor in checkpoint.tensors),
+        generation_config=checkpoint.generation_config,
+        eos_token_ids=checkpoint.eos_token_ids,
+        fingerprint=fingerprint(checkpoint),
+    )

@@ -1,0 +1,100 @@
+"""Rotary embedding settings in their old and new spellings, checked and brought into one form.
+
+Only scalings whose tables depend on nothing but the position are read: those can be computed once.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from octavo.checkpoints.json_file import Fields
+from octavo.checkpoints.tensor_entry import shown
+from octavo.errors import UnsupportedError
+from octavo.logging import init_logger
+
+__all__ = ["normal_rope"]
+
+logger = init_logger(__name__)
+
+_MAX_POSITIONS = 2**31 - 1
+_MAX_FACTOR = 1e6
+
+
+def normal_rope(
+    config: dict[str, Any], file: Path, max_position_embeddings: int
+) -> tuple[float, dict[str, Any] | None]:
+    """(rope_theta, rope_scaling). The scaling is None, or a dict with ``rope_type`` (``"linear"``, ``"llama3"`` or
+    ``"yarn"``) and all the numbers that the type needs.
+
+    Raises:
+        CheckpointError: a field that is missing or out of range.
+        UnsupportedError: a type that octavo does not compute.
+    """
+    fields = Fields(config, file)
+    # transformers 5 writes rope_parameters; older ones rope_theta and, where there is one, rope_scaling.
+    old, new = (fields.nested(key) or Fields({}, file) for key in ("rope_scaling", "rope_parameters"))
+    scaling = old if old.values else new
+    theta = 10000.0
+    for place in (new, fields, scaling):
+        theta = place.number("rope_theta", 1.0001, 1e12, default=theta)
+    for place in (fields, scaling):
+        if place.number("partial_rotary_factor", 0.0, 1.0, default=1.0) != 1.0:
+            raise UnsupportedError(f"{file}: partial_rotary_factor: octavo rotates whole heads only")
+    kind = scaling.string("rope_type", default=scaling.string("type", default="default"))
+    if kind == "default":
+        return theta, None
+    if kind == "dynamic":
+        raise UnsupportedError(
+            f"{file}: {scaling.where}rope_type 'dynamic' changes a token's rotation with the length of the sequence, "
+            "so that cached keys would be wrong; supported: default, linear, llama3, yarn"
+        )
+    if kind not in _READERS:
+        raise UnsupportedError(
+            f"{file}: {scaling.where}rope_type {shown(kind)} is not supported; supported: "
+            f"default, {', '.join(_READERS)}"
+        )
+    original = fields.integer("original_max_position_embeddings", 1, _MAX_POSITIONS, default=None)
+    if original is None:
+        original = scaling.integer(
+            "original_max_position_embeddings", 1, _MAX_POSITIONS, default=max_position_embeddings
+        )
+    found = {"rope_type": kind} | _READERS[kind](scaling, original, max_position_embeddings)
+    ignored = set(scaling.values) - set(found) - {"type", "rope_theta", "original_max_position_embeddings"}
+    ignored = {key for key in ignored if scaling.values[key] is not None}
+    if ignored:
+        logger.warning("%s: %s: fields without a meaning for %s: %s", file, scaling.where, kind, sorted(ignored))
+    return theta, found
+
+
+def _linear(scaling: Fields, original: int, max_position_embeddings: int) -> dict[str, Any]:
+    return {"factor": scaling.number("factor", 1e-6, _MAX_FACTOR)}
+
+
+def _llama3(scaling: Fields, original: int, max_position_embeddings: int) -> dict[str, Any]:
+    low = scaling.number("low_freq_factor", 1e-6, _MAX_FACTOR)
+    high = scaling.number("high_freq_factor", 1e-6, _MAX_FACTOR)
+    if high <= low:
+        raise scaling.wrong("high_freq_factor", f"above low_freq_factor, which is {low:g}")
+    return {
+        "factor": scaling.number("factor", 1e-6, _MAX_FACTOR),
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _yarn(scaling: Fields, original: int, max_position_embeddings: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "factor": scaling.number("factor", 1e-6, _MAX_FACTOR, default=max_position_embeddings / original),
+        "original_max_position_embeddings": original,
+        "beta_fast": scaling.number("beta_fast", 1e-6, _MAX_FACTOR, default=32.0),
+        "beta_slow": scaling.number("beta_slow", 1e-6, _MAX_FACTOR, default=1.0),
+        "truncate": scaling.boolean("truncate", default=True),
+    }
+    for key in ("attention_factor", "mscale", "mscale_all_dim"):
+        value = scaling.number(key, 0.0, _MAX_FACTOR, default=None)
+        if value is not None:
+            found[key] = value
+    return found
+
+
+_READERS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}

@@ -1,0 +1,191 @@
+"""The data types that tensors are stored in: how large a block is, and how it becomes float32.
+
+One table per file format, each type one entry. A type that octavo knows but does not read has no dequantize function
+and is refused by name. To read one more, write its function and name it in the table.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.errors import UnsupportedError
+
+__all__ = ["GGML_TYPES", "READABLE_TYPES", "REMOVED_GGML_TYPES", "SAFETENSORS_TYPES", "TensorType", "to_float32"]
+
+Blocks = npt.NDArray[np.uint8]  # [num_blocks, block_bytes]
+Values = npt.NDArray[np.float32]  # [num_blocks, block_size]
+
+# Values dequantized at a time: 256 KiB of float32 stay in the L2 cache while several passes go over them.
+_CHUNK_VALUES = 65536
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A storage type.
+
+    Attributes:
+        name: as its format spells it.
+        block_size: values in a block (1 for plain types).
+        block_bits: bits of a block.
+        dequantize: fills ``values`` from ``blocks``; None where octavo does not read the type.
+    """
+
+    name: str
+    block_size: int
+    block_bits: int
+    dequantize: Callable[[Blocks, Values], None] | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_bits // 8
+
+
+def _f32(blocks: Blocks, values: Values) -> None:
+    values[:] = blocks.view("<f4")
+
+
+def _f16(blocks: Blocks, values: Values) -> None:
+    values[:] = blocks.view("<f2")
+
+
+def _bf16(blocks: Blocks, values: Values) -> None:
+    np.left_shift(blocks.view("<u2"), 16, out=values.view(np.uint32), dtype=np.uint32)
+
+
+def _halves(blocks: Blocks, first: int, last: int) -> Values:
+    """The float16 numbers in bytes ``first`` to ``last`` of each block, widened."""
+    return np.ascontiguousarray(blocks[:, first:last]).view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: Blocks, values: Values) -> None:
+    """Four-bit numbers 0 to 15: the low halves of the bytes are a block's first half, the high ones its second."""
+    half = packed.shape[1]
+    values[:, :half] = packed & 15
+    values[:, half:] = packed >> 4
+
+
+def _q8_0(blocks: Blocks, values: Values) -> None:
+    values[:] = blocks[:, 2:].view(np.int8)
+    values *= _halves(blocks, 0, 2)
+
+
+def _q4_0(blocks: Blocks, values: Values) -> None:
+    _nibbles(blocks[:, 2:], values)
+    values -= 8
+    values *= _halves(blocks, 0, 2)
+
+
+def _q4_1(blocks: Blocks, values: Values) -> None:
+    _nibbles(blocks[:, 4:], values)
+    values *= _halves(blocks, 0, 2)
+    values += _halves(blocks, 2, 4)
+
+
+def _ggml(
+    name: str, block_size: int, block_bytes: int, dequantize: Callable[[Blocks, Values], None] | None = None
+) -> TensorType:
+    return TensorType(name, block_size, 8 * block_bytes, dequantize)
+
+
+# ggml's type ids.
+GGML_TYPES: dict[int, TensorType] = {
+    0: _ggml("F32", 1, 4, _f32),
+    1: _ggml("F16", 1, 2, _f16),
+    2: _ggml("Q4_0", 32, 18, _q4_0),
+    3: _ggml("Q4_1", 32, 20, _q4_1),
+    6: _ggml("Q5_0", 32, 22),
+    7: _ggml("Q5_1", 32, 24),
+    8: _ggml("Q8_0", 32, 34, _q8_0),
+    9: _ggml("Q8_1", 32, 40),
+    10: _ggml("Q2_K", 256, 84),
+    11: _ggml("Q3_K", 256, 110),
+    12: _ggml("Q4_K", 256, 144),
+    13: _ggml("Q5_K", 256, 176),
+    14: _ggml("Q6_K", 256, 210),
+    15: _ggml("Q8_K", 256, 292),
+    16: _ggml("IQ2_XXS", 256, 66),
+    17: _ggml("IQ2_XS", 256, 74),
+    18: _ggml("IQ3_XXS", 256, 98),
+    19: _ggml("IQ1_S", 256, 50),
+    20: _ggml("IQ4_NL", 32, 18),
+    21: _ggml("IQ3_S", 256, 110),
+    22: _ggml("IQ2_S", 256, 82),
+    23: _ggml("IQ4_XS", 256, 136),
+    24: _ggml("I8", 1, 1),
+    25: _ggml("I16", 1, 2),
+    26: _ggml("I32", 1, 4),
+    27: _ggml("I64", 1, 8),
+    28: _ggml("F64", 1, 8),
+    29: _ggml("IQ1_M", 256, 56),
+    30: _ggml("BF16", 1, 2, _bf16),
+    34: _ggml("TQ1_0", 256, 54),
+    35: _ggml("TQ2_0", 256, 66),
+    39: _ggml("MXFP4", 32, 17),
+    40: _ggml("NVFP4", 64, 36),
+    41: _ggml("Q1_0", 128, 18),
+}
+
+# Ids that old files may hold and that the format has since withdrawn.
+REMOVED_GGML_TYPES = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+
+SAFETENSORS_TYPES: dict[str, TensorType] = {
+    entry.name: entry
+    for entry in (
+        TensorType("F32", 1, 32, _f32),
+        TensorType("F16", 1, 16, _f16),
+        TensorType("BF16", 1, 16, _bf16),
+        TensorType("F64", 1, 64),
+        TensorType("C64", 1, 64),
+        TensorType("BOOL", 1, 8),
+        TensorType("I8", 1, 8),
+        TensorType("U8", 1, 8),
+        TensorType("I16", 1, 16),
+        TensorType("U16", 1, 16),
+        TensorType("I32", 1, 32),
+        TensorType("U32", 1, 32),
+        TensorType("I64", 1, 64),
+        TensorType("U64", 1, 64),
+        TensorType("F8_E4M3", 1, 8),
+        TensorType("F8_E5M2", 1, 8),
+        TensorType("F8_E4M3FNUZ", 1, 8),
+        TensorType("F8_E5M2FNUZ", 1, 8),
+        TensorType("F8_E8M0", 1, 8),
+        TensorType("F6_E2M3", 1, 6),
+        TensorType("F6_E3M2", 1, 6),
+        TensorType("F4", 1, 4),
+    )
+}
+
+READABLE_TYPES: dict[str, TensorType] = {
+    entry.name: entry for entry in (*SAFETENSORS_TYPES.values(), *GGML_TYPES.values()) if entry.dequantize is not None
+}
+
+
+def to_float32(type_name: str, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """``data`` (bytes of whole blocks, 1-D) as float32 values, 1-D, in a new array.
+
+    Raises:
+        UnsupportedError: a type that octavo does not read.
+    """
+    entry = READABLE_TYPES.get(type_name)
+    if entry is None or entry.dequantize is None:
+        raise UnsupportedError(f"type {type_name} is not read yet; supported: {', '.join(READABLE_TYPES)}")
+    blocks = data.reshape(-1, entry.block_bytes)
+    values = np.empty((len(blocks), entry.block_size), np.float32)
+    step = _CHUNK_VALUES // entry.block_size
+    # A damaged scale may be infinite: that is the file's value, not a fault of the arithmetic.
+    with np.errstate(all="ignore"):
+        for start in range(0, len(blocks), step):
+            entry.dequantize(blocks[start : start + step], values[start : start + step])
+    return values.reshape(-1)

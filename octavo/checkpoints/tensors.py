@@ -1,0 +1,62 @@
+"""The tensors of a checkpoint, one after another, as bytes on the mapped file."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.checkpoints.checkpoint import PlacedTensor, open_checkpoint
+from octavo.checkpoints.gguf_llama import unpermute_rows
+from octavo.checkpoints.tensor_entry import map_file
+from octavo.checkpoints.tensor_types import to_float32
+
+__all__ = ["CheckpointTensor", "iterate_tensors"]
+
+
+@dataclass(frozen=True)
+class CheckpointTensor:
+    """Attributes:
+
+    name: its Hugging Face name.
+    type: storage type: F32, F16, BF16, Q8_0, Q4_0 or Q4_1.
+    shape: torch order.
+    data: its bytes, 1-D and read-only: a view of the mapped file, which stays mapped as long as a view lives, or a
+        copy where rows had to be put into Hugging Face order.
+    file: path of the file that it is in.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+    file: str
+
+    def to_float32(self) -> npt.NDArray[np.float32]:
+        """Dequantized values in a new array of shape ``shape``."""
+        return to_float32(self.type, self.data).reshape(self.shape)
+
+
+def iterate_tensors(path: Path) -> Iterator[CheckpointTensor]:
+    """All tensors that a model loads, in the order of the files' bytes.
+
+    Raises:
+        CheckpointError: a missing, truncated or malformed file, before the first tensor is given out.
+        UnsupportedError: a format, architecture, type or quantization that octavo does not have.
+    """
+    opened: Path | None = None
+    data = np.empty(0, np.uint8)
+    for tensor in sorted(open_checkpoint(path).tensors, key=lambda tensor: (str(tensor.file), tensor.entry.offset)):
+        if tensor.file != opened:
+            opened, data = tensor.file, map_file(tensor.file)
+        yield _read(tensor, data)
+
+
+def _read(tensor: PlacedTensor, data: npt.NDArray[np.uint8]) -> CheckpointTensor:
+    entry = tensor.entry
+    own = data[entry.offset : entry.offset + entry.num_bytes]
+    if tensor.permuted_heads is not None:
+        own = unpermute_rows(own, tensor.permuted_heads, entry.shape[0])
+        own.flags.writeable = False
+    return CheckpointTensor(tensor.name, entry.type.name, entry.shape, own, str(tensor.file))
