@@ -20,9 +20,6 @@ __all__ = ["Checkpoint", "PlacedTensor", "open_checkpoint"]
 _DTYPE_OF_TYPE = {"F32": "float32", "F16": "float16"}
 _EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
-# Tables that old checkpoints carry and that follow from the config.
-_DERIVED = ".rotary_emb.inv_freq"
-
 
 @dataclass(frozen=True)
 class PlacedTensor:
@@ -36,7 +33,7 @@ class PlacedTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Attributes as in ModelFacts; ``files``: those with weights, with the sizes of what precedes the data."""
+    """Attributes as in ModelFacts; ``tensors`` are where they lie, ``files`` those that hold them."""
 
     path: Path
     format: str
@@ -69,12 +66,7 @@ def _open_hf_folder(folder: Path) -> Checkpoint:
     architecture, config = normal_config(raw, config_file)
     stated = stated_dtype(raw, config_file)
     files = read_weight_files(folder)
-    tensors = [
-        PlacedTensor(entry.name, path, entry)
-        for path, entries in files
-        for entry in entries
-        if not entry.name.endswith(_DERIVED)
-    ]
+    tensors = [PlacedTensor(entry.name, path, entry) for path, entries in files for entry in entries]
     generation_config = read_generation_config(folder)
     vocab_size = config["vocab_size"]
     eos = token_ids(config.get("eos_token_id"), vocab_size, config_file, "eos_token_id")
