@@ -229,6 +229,14 @@ def test_control_a_wrong_distribution_fails_the_chi_square() -> None:
     assert chi_square(Row(temperature=1.1), [8 / 14, 4 / 14, 2 / 14], logits) > 24.4
 
 
+@pytest.mark.parametrize(("uniform", "expected"), [(0.0, 1), (1 - 2**-53, 3)])
+def test_the_ends_of_the_unit_interval_do_not_draw_impossible_tokens(
+    monkeypatch: pytest.MonkeyPatch, uniform: float, expected: int
+) -> None:
+    monkeypatch.setattr("octavo.sample.sampler.uniforms", lambda *key: np.array([uniform]))
+    assert tokens([[-INF, 0.3, -INF, 0.1, -INF]], Row(temperature=0.7)) == [expected]
+
+
 # independence -------------------------------------------------------------------------------------------------------
 
 

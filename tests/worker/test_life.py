@@ -30,7 +30,12 @@ GIB = 1 << 30
 class HungryModel(ToyModel):
     """Holds two tensors of 1000 float32 a token at its peak, and makes a third once one of them is gone."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.zeros(1000, 1000)
+
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        self.weights.t().mul_(1.0)  # neither a view of weights nor work in place takes memory
         first = torch.ones(len(input_ids), 1000)
         second = first + 1.0
         first = first[:, :1]  # a view: the first is still alive

@@ -194,7 +194,8 @@ class PlainRequest:
 
 
 class PlainScheduler:
-    """Does what it is told. Blocks come from the pool in random order and are used again as soon as they are free."""
+    """Does what it is told. Blocks that were freed last are given out first, in random order, so that a stale
+    block table soon reads what another request has written."""
 
     def __init__(self, block_size: int = 4, seed: int = 0) -> None:
         self.block_size = block_size
@@ -276,7 +277,7 @@ class PlainScheduler:
         fresh: BlockIds = ([], [])
         for group in range(2):
             while (len(held[group]) + len(fresh[group])) * self.block_size < num_tokens:
-                fresh[group].append(self.free.pop(self.random.randrange(len(self.free))))
+                fresh[group].append(self.free.pop(-1 - self.random.randrange(4)))
         request.blocks = tuple([*old, *new] for old, new in zip(held, fresh, strict=True))
         return fresh
 
