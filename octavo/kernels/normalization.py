@@ -11,7 +11,7 @@ __all__ = ["fused_add_rms_norm", "rms_norm"]
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * scale * weight.float()).to(x.dtype)
+    return (wide * scale).mul_(weight).to(x.dtype)
 
 
 @op

@@ -1,9 +1,11 @@
 """A parameter that loads itself: it knows which rows each shard of a merged weight fills, and what is still missing.
 
 The loader only finds the parameter; shapes are checked and types converted here, one tensor at a time, so that no
-second copy of the model ever exists.
+second copy of the model ever exists. Memory is taken when the first shard arrives and has the right shape.
 """
 
+import math
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,31 +28,35 @@ _PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat
 class WeightParameter(nn.Parameter):
     """Args:
 
-    shape: of the whole parameter. Its memory is not initialized.
+    full_shape: of the whole parameter; until a shard is loaded, the tensor itself is empty.
     dtype: what the checkpoint's type is converted to.
     shards: shard id → rows (dim 0), in order; None: the parameter comes whole.
     """
 
+    full_shape: tuple[int, ...]
     shards: dict[ShardId, slice]
     loaded_shards: set[ShardId]
+    _lock: Lock
 
-    def __new__(cls, shape: tuple[int, ...], dtype: torch.dtype, shards: dict[ShardId, int] | None = None) -> Any:
-        return super().__new__(cls, torch.empty(shape, dtype=dtype), requires_grad=False)
+    def __new__(cls, full_shape: tuple[int, ...], dtype: torch.dtype, shards: dict[ShardId, int] | None = None) -> Any:
+        return super().__new__(cls, torch.empty(0, dtype=dtype), requires_grad=False)
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, shards: dict[ShardId, int] | None = None) -> None:
+    def __init__(
+        self, full_shape: tuple[int, ...], dtype: torch.dtype, shards: dict[ShardId, int] | None = None
+    ) -> None:
         super().__init__()
+        self.full_shape = full_shape
         self.loaded_shards = set()
         self.shards = {}
+        self._lock = Lock()
         start = 0
-        for shard_id, rows in (shards or {None: shape[0]}).items():
+        for shard_id, rows in (shards or {None: full_shape[0]}).items():
             self.shards[shard_id] = slice(start, start + rows)
             start += rows
-        if start != shape[0]:
-            raise ValueError(f"shards {shards} do not fill {shape[0]} rows")
 
     @property
-    def missing_shards(self) -> list[ShardId]:
-        return [shard_id for shard_id in self.shards if shard_id not in self.loaded_shards]
+    def full_nbytes(self) -> int:
+        return math.prod(self.full_shape) * self.itemsize
 
     def weight_loader(self, source: "CheckpointTensor", shard_id: ShardId = None) -> None:
         """Fills the shard's rows.
@@ -58,15 +64,19 @@ class WeightParameter(nn.Parameter):
         Raises:
             CheckpointError: the shard is of another shape, or has been filled before.
         """
-        target = self.data[self.shards[shard_id]]
-        if tuple(source.shape) != tuple(target.shape):
+        rows = self.shards[shard_id]
+        expected = (rows.stop - rows.start, *self.full_shape[1:])
+        if tuple(source.shape) != expected:
             raise CheckpointError(
-                f"shape {list(source.shape)}, expected {list(target.shape)}", file=source.file, tensor=source.name
+                f"has shape {list(source.shape)}, expected {list(expected)}", file=source.file, tensor=source.name
             )
-        if shard_id in self.loaded_shards:
-            raise CheckpointError("is there twice", file=source.file, tensor=source.name)
-        target.copy_(_as_torch(source))
-        self.loaded_shards.add(shard_id)
+        with self._lock:  # shards of one parameter may arrive in several threads
+            if shard_id in self.loaded_shards:
+                raise CheckpointError("is there twice", file=source.file, tensor=source.name)
+            self.loaded_shards.add(shard_id)
+            if not self.numel():
+                self.data = torch.empty(self.full_shape, dtype=self.dtype)
+        self.data[rows].copy_(_as_torch(source))
 
 
 def _as_torch(source: "CheckpointTensor") -> Tensor:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from octavo import kernels
-from octavo.errors import CheckpointError, UnsupportedError
+from octavo.errors import ModelError, UnsupportedError
 
 __all__ = ["RotaryEmbedding"]
 
 Scaling = Mapping[str, Any]
+_MAX_TABLE_BYTES = 1 << 30
 # (frequencies, scaling, rope_theta) → (frequencies, factor of the cosines and sines)
 ScalingRule = Callable[[Tensor, Scaling, float], tuple[Tensor, float]]
 
@@ -27,7 +28,7 @@ class RotaryEmbedding(nn.Module):
     rotary_dim: channels of a head that are rotated, the first ones.
     max_position: rows of the table: positions are below it.
     theta: base of the frequencies.
-    scaling: ``rope_scaling`` of a Hugging Face config.
+    scaling: ``rope_scaling`` of a Hugging Face config, checked and completed by the checkpoints room.
     freq_factors: divisors of the rotary_dim/2 frequencies (a GGUF file's ``rope_freqs.weight``).
     """
 
@@ -42,12 +43,16 @@ class RotaryEmbedding(nn.Module):
         freq_factors: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
+        table_bytes = max_position * rotary_dim * 4
+        if table_bytes > _MAX_TABLE_BYTES:
+            raise ModelError(
+                f"a rotary table for {max_position} positions takes {table_bytes / 2**30:.1f} GiB, more than the "
+                f"{_MAX_TABLE_BYTES / 2**30:.0f} GiB that octavo gives it; lower --max-model-len"
+            )
         # float32 throughout: that is what the models were trained with.
         frequencies = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
         frequencies, magnitude = _rule(scaling)(frequencies, scaling or {}, theta)
         if freq_factors is not None:
-            if len(freq_factors) != len(frequencies):
-                raise CheckpointError(f"rope_freqs has {len(freq_factors)} factors, expected {len(frequencies)}")
             frequencies = frequencies / torch.tensor(freq_factors, dtype=torch.float32)
         angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
         table = torch.cat([angles.cos(), angles.sin()], dim=-1) * magnitude
@@ -59,8 +64,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def _rule(scaling: Scaling | None) -> ScalingRule:
-    # "type" is what configs called it before "rope_type".
-    kind = "default" if scaling is None else scaling.get("rope_type", scaling.get("type", "default"))
+    kind = "default" if scaling is None else scaling["rope_type"]
     rule = _RULES.get(kind)
     if rule is None:
         raise UnsupportedError(f"rope_scaling type {kind!r} is not supported; supported: {', '.join(sorted(_RULES))}")
@@ -73,34 +77,32 @@ def _default(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tenso
 
 def _linear(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
     """Positions divided by the factor."""
-    return frequencies / _number(scaling, "factor"), 1.0
+    return frequencies / scaling["factor"], 1.0
 
 
 def _llama3(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
     """Long waves are stretched, short ones kept, those between blended by how often they fit the old context."""
-    old_context = _number(scaling, "original_max_position_embeddings")
-    low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
-    if high <= low:
-        raise CheckpointError(f"rope_scaling: high_freq_factor {high} must be above low_freq_factor {low}")
+    old_context = scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = old_context * frequencies / (2 * math.pi)  # in the old context
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return frequencies * kept + frequencies / _number(scaling, "factor") * (1.0 - kept), 1.0
+    return frequencies * kept + frequencies / scaling["factor"] * (1.0 - kept), 1.0
 
 
 def _yarn(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
     """Channels that turn more than beta_fast times in the old context are kept, those that turn less than beta_slow
     times are stretched, with a linear ramp over the channels between; scores grow by the attention factor."""
-    factor = _number(scaling, "factor")
-    old_context = _number(scaling, "original_max_position_embeddings")
+    factor = scaling["factor"]
+    old_context = scaling["original_max_position_embeddings"]
     half = len(frequencies)
 
     def channel(turns: float) -> float:
         """Channel (not whole) that turns so many times in the old context."""
         return half * math.log(old_context / (turns * 2 * math.pi)) / math.log(theta)
 
-    first = channel(_number(scaling, "beta_fast", 32.0))
-    last = channel(_number(scaling, "beta_slow", 1.0))
-    if scaling.get("truncate", True):
+    first = channel(scaling["beta_fast"])
+    last = channel(scaling["beta_slow"])
+    if scaling["truncate"]:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * half - 1)
     ramp = (torch.arange(half, dtype=torch.float32) - first) / (max(last - first, 0.001))
@@ -112,20 +114,11 @@ def _yarn_magnitude(scaling: Scaling, factor: float) -> float:
     def magnitude(weight: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
-    if scaling.get("attention_factor") is not None:
-        return _number(scaling, "attention_factor")
+    if "attention_factor" in scaling:
+        return float(scaling["attention_factor"])
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return magnitude(_number(scaling, "mscale")) / magnitude(_number(scaling, "mscale_all_dim"))
+        return magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
     return magnitude(1.0)
 
 
 _RULES: dict[str, ScalingRule] = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
-
-
-def _number(scaling: Scaling, name: str, default: float | None = None) -> float:
-    value = scaling.get(name)
-    if value is None and default is not None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise CheckpointError(f"rope_scaling: {name} must be a number above 0, got {value!r}")
-    return float(value)

@@ -1,7 +1,7 @@
 """Checkpoint → model: streams tensors into the parameters that they belong to, and insists that nothing is left over.
 
-The model is built with uninitialized memory; each tensor is converted and copied by its parameter, straight from the
-mapped file, so that the checkpoint never lies in memory a second time.
+The model is built with empty parameters; each tensor is converted and copied by its parameter, straight from the mapped
+file, so that the checkpoint never lies in memory a second time.
 """
 
 import time
@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from octavo.checkpoints import CheckpointTensor, iterate_tensors
@@ -57,27 +56,20 @@ def load_model(config: OctavoConfig, progress: Progress | None = None) -> nn.Mod
 def _build(config: ModelConfig) -> nn.Module:
     # The law puts models above the loader, so they are found by name.
     architecture = import_module("octavo.models").REGISTRY.get(config.architecture)
-    try:
-        with torch.device("meta"):
-            needed = sum(parameter.nbytes for parameter in architecture(config).parameters())
-        available = current_platform().available_memory_bytes()
-        if needed > available:
-            raise ModelError(
-                f"{config.path}: the weights need {needed / 2**30:.1f} GiB as {config.dtype}, and "
-                f"{available / 2**30:.1f} GiB of memory are available; choose a smaller model"
-            )
-        model: nn.Module = architecture(config)
-    except CheckpointError as error:
-        # Layers know the fields of the config, not the file that they came from.
-        raise CheckpointError(str(error), file=error.file or config.path, tensor=error.tensor) from None
+    model: nn.Module = architecture(config)
     return model.eval()
 
 
 def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> int:
     """Fills every parameter; returns the parameters' bytes."""
-    parameters = dict(model.named_parameters())
-    assignments = _assignments(parameters, getattr(model, "packed_modules_mapping", {}))
-    total = sum(parameter.nbytes for parameter in parameters.values())
+    assignments = _assignments(model)
+    total = sum(parameter.full_nbytes for parameter in {id(p): p for p, _ in assignments.values()}.values())
+    available = current_platform().available_memory_bytes()
+    if total > available:
+        raise ModelError(
+            f"{config.path}: the weights need {total / 2**30:.1f} GiB as {config.dtype}, and "
+            f"{available / 2**30:.1f} GiB of memory are available; choose a smaller model"
+        )
     done = 0
     progress("loading weights", 0.0)
     with warnings.catch_warnings():
@@ -88,14 +80,15 @@ def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> 
             progress("loading weights", done / total)
     for name, (parameter, shard_id) in assignments.items():
         if shard_id not in parameter.loaded_shards:
-            raise CheckpointError("is missing", file=config.path, tensor=name)
+            raise CheckpointError(f"is missing; {type(model).__name__} needs it", file=config.path, tensor=name)
     return total
 
 
-def _assignments(parameters: Mapping[str, nn.Parameter], packed: Mapping[str, Mapping[str, ShardId]]) -> Assignments:
+def _assignments(model: nn.Module) -> Assignments:
     """Name of a checkpoint's tensor → the parameter, and the shard of it, that it fills."""
+    packed: Mapping[str, Mapping[str, ShardId]] = getattr(model, "packed_modules_mapping", {})
     found: Assignments = {}
-    for name, parameter in parameters.items():
+    for name, parameter in model.named_parameters():
         if not isinstance(parameter, WeightParameter):
             raise TypeError(f"parameter {name} is no WeightParameter and cannot load itself")
         prefix, module, field = name.rsplit(".", 2)

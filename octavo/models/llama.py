@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from octavo.attention import Attention
 from octavo.config import ModelConfig
-from octavo.errors import CheckpointError, UnsupportedError
+from octavo.errors import UnsupportedError
 from octavo.layers import (
     MergedColumnParallelLinear,
     ParallelLMHead,
@@ -22,7 +22,6 @@ from octavo.layers import (
     SiluAndMul,
     VocabParallelEmbedding,
 )
-from octavo.models.hf_fields import flag, number, size
 
 __all__ = ["LlamaForCausalLM"]
 
@@ -30,11 +29,11 @@ __all__ = ["LlamaForCausalLM"]
 class LlamaAttention(nn.Module):
     def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, name: str) -> None:
         super().__init__()
-        hidden_size = size(config, "hidden_size")
-        self.num_heads = size(config, "num_attention_heads")
-        self.num_kv_heads = size(config, "num_key_value_heads", default=self.num_heads)
-        self.head_size = head_size_of(config)
-        bias = flag(config, "attention_bias")
+        hidden_size = config["hidden_size"]
+        self.num_heads = config["num_attention_heads"]
+        self.num_kv_heads = config["num_key_value_heads"]
+        self.head_size = config["head_dim"]
+        bias = config["attention_bias"]
         self.qkv_proj = QKVParallelLinear(
             hidden_size, self.head_size, self.num_heads, self.num_kv_heads, bias=bias, dtype=dtype
         )
@@ -46,7 +45,7 @@ class LlamaAttention(nn.Module):
             num_kv_heads=self.num_kv_heads,
             head_size=self.head_size,
             scale=self.head_size**-0.5,
-            sliding_window=size(config, "sliding_window") if config.get("sliding_window") is not None else None,
+            sliding_window=config["sliding_window"],
         )
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
@@ -63,9 +62,9 @@ class LlamaAttention(nn.Module):
 class LlamaMLP(nn.Module):
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__()
-        hidden_size, inner_size = size(config, "hidden_size"), size(config, "intermediate_size")
-        bias = flag(config, "mlp_bias")
-        if config.get("hidden_act", "silu") != "silu":
+        hidden_size, inner_size = config["hidden_size"], config["intermediate_size"]
+        bias = config["mlp_bias"]
+        if config["hidden_act"] not in ("silu", "swish"):  # two names of the same function
             raise UnsupportedError(f"hidden_act {config['hidden_act']!r} is not supported; supported: silu")
         self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias=bias, dtype=dtype)
         self.act_fn = SiluAndMul()
@@ -79,7 +78,7 @@ class LlamaMLP(nn.Module):
 class LlamaDecoderLayer(nn.Module):
     def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, name: str) -> None:
         super().__init__()
-        hidden_size, eps = size(config, "hidden_size"), number(config, "rms_norm_eps", default=1e-6)
+        hidden_size, eps = config["hidden_size"], config["rms_norm_eps"]
         self.input_layernorm = RMSNorm(hidden_size, eps, dtype)
         self.self_attn = LlamaAttention(config, dtype, rotary, f"{name}.self_attn")
         self.post_attention_layernorm = RMSNorm(hidden_size, eps, dtype)
@@ -96,20 +95,20 @@ class LlamaModel(nn.Module):
     def __init__(self, model_config: ModelConfig) -> None:
         super().__init__()
         config, dtype = model_config.hf_config, getattr(torch, model_config.dtype)
-        hidden_size = size(config, "hidden_size")
+        hidden_size = config["hidden_size"]
         self.embed_tokens = VocabParallelEmbedding(model_config.vocab_size, hidden_size, dtype)
         rotary = RotaryEmbedding(
-            head_size_of(config),
+            config["head_dim"],
             model_config.max_model_len,
-            number(config, "rope_theta", default=10000.0),
-            config.get("rope_scaling"),
+            config["rope_theta"],
+            config["rope_scaling"],
             config.get("rope_freq_factors"),
         )
         self.layers = nn.ModuleList(
             LlamaDecoderLayer(config, dtype, rotary, f"model.layers.{index}")
-            for index in range(size(config, "num_hidden_layers"))
+            for index in range(config["num_hidden_layers"])
         )
-        self.norm = RMSNorm(hidden_size, number(config, "rms_norm_eps", default=1e-6), dtype)
+        self.norm = RMSNorm(hidden_size, config["rms_norm_eps"], dtype)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)
@@ -137,9 +136,9 @@ class LlamaForCausalLM(nn.Module):
         self.model = LlamaModel(model_config)
         self.lm_head = ParallelLMHead(
             model_config.vocab_size,
-            size(config, "hidden_size"),
+            config["hidden_size"],
             dtype,
-            tied_to=self.model.embed_tokens if flag(config, "tie_word_embeddings") else None,
+            tied_to=self.model.embed_tokens if config["tie_word_embeddings"] else None,
         )
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
@@ -151,17 +150,3 @@ class LlamaForCausalLM(nn.Module):
         """[rows, hidden_size] → [rows, vocab_size] float32."""
         logits: Tensor = self.lm_head(hidden)
         return logits
-
-
-def head_size_of(config: dict[str, Any]) -> int:
-    """Channels of a head; even, since rotary embedding turns pairs of channels."""
-    num_heads = size(config, "num_attention_heads")
-    num_kv_heads = size(config, "num_key_value_heads", default=num_heads)
-    if num_heads % num_kv_heads:
-        raise CheckpointError(
-            f"config: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
-        )
-    found = size(config, "head_dim", default=size(config, "hidden_size") // num_heads)
-    if found % 2:
-        raise CheckpointError(f"config: head_dim must be even, got {found}")
-    return found

@@ -1,0 +1,119 @@
+"""Each op's definition against plain numpy in double precision, over odd shapes and all data types."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from octavo import kernels
+
+few = settings(max_examples=25, deadline=None, derandomize=True)
+dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+sizes = st.integers(1, 70)
+rows = st.integers(0, 9)
+# One rounding to the type, and the float32 arithmetic before it.
+RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def double(x: Tensor) -> np.ndarray:
+    return x.double().numpy()
+
+
+def assert_rounded_once(got: Tensor, expected: np.ndarray) -> None:
+    assert tuple(got.shape) == expected.shape
+    np.testing.assert_allclose(double(got), expected, rtol=RELATIVE[got.dtype], atol=RELATIVE[got.dtype])
+
+
+@few
+@given(num_rows=rows, vocab_size=sizes, width=sizes, dtype=dtypes)
+def test_embedding_takes_rows(num_rows: int, vocab_size: int, width: int, dtype: torch.dtype) -> None:
+    table = random(vocab_size, width, dtype=dtype)
+    ids = torch.arange(num_rows) * 7 % vocab_size
+    assert_rounded_once(kernels.embedding(ids, table), double(table)[ids.numpy()])
+
+
+@few
+@given(
+    num_rows=rows, inner=sizes, outer=sizes, dtype=st.sampled_from([torch.float32, torch.bfloat16]), bias=st.booleans()
+)
+def test_linear(num_rows: int, inner: int, outer: int, dtype: torch.dtype, bias: bool) -> None:
+    x, weight = random(num_rows, inner, dtype=dtype), random(outer, inner, dtype=dtype, seed=1, scale=0.3)
+    offset = random(outer, dtype=dtype, seed=2) if bias else None
+    expected = double(x) @ double(weight).T + (0 if offset is None else double(offset))
+    got = kernels.linear(x, weight, offset)
+    assert got.dtype == dtype
+    np.testing.assert_allclose(double(got), expected, rtol=RELATIVE[dtype], atol=8 * RELATIVE[dtype])
+
+
+def numpy_rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+
+@few
+@given(num_rows=rows, width=sizes, dtype=dtypes, scale=st.sampled_from([1e-4, 1.0, 100.0]))
+def test_rms_norm(num_rows: int, width: int, dtype: torch.dtype, scale: float) -> None:
+    x, weight = random(num_rows, width, dtype=dtype, scale=scale), random(width, dtype=dtype, seed=1)
+    before = x.clone()
+    expected = numpy_rms_norm(double(x), double(weight), 1e-5)
+    assert_rounded_once(kernels.rms_norm(x, weight, 1e-5), expected)
+    assert torch.equal(x, before)
+
+
+@few
+@given(num_rows=rows, width=sizes, dtype=dtypes)
+def test_fused_add_rms_norm_equals_addition_and_rms_norm(num_rows: int, width: int, dtype: torch.dtype) -> None:
+    x, residual = random(num_rows, width, dtype=dtype), random(num_rows, width, dtype=dtype, seed=1)
+    weight = random(width, dtype=dtype, seed=2)
+    before = residual.clone()
+    normed, total = kernels.fused_add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, kernels.rms_norm(total, weight, 1e-6))
+    assert torch.equal(residual, before)
+    assert_rounded_once(normed, numpy_rms_norm(double(total), double(weight), 1e-6))
+
+
+@few
+@given(num_rows=rows, width=sizes, dtype=dtypes)
+def test_silu_and_mul(num_rows: int, width: int, dtype: torch.dtype) -> None:
+    x = random(num_rows, 2 * width, dtype=dtype, scale=3.0)
+    gate, up = np.split(double(x), 2, axis=-1)
+    assert_rounded_once(kernels.silu_and_mul(x), gate / (1 + np.exp(-gate)) * up)
+
+
+@few
+@given(
+    num_rows=rows,
+    num_heads=st.integers(1, 5),
+    half=st.integers(1, 20),
+    rest=st.sampled_from([0, 1, 6]),
+    dtype=dtypes,
+)
+def test_rotary_embedding_turns_pairs_of_channels(
+    num_rows: int, num_heads: int, half: int, rest: int, dtype: torch.dtype
+) -> None:
+    head_size = 2 * half + rest
+    angles = np.outer(np.arange(50), 0.7 ** np.arange(half))
+    table = torch.from_numpy(np.concatenate([np.cos(angles), np.sin(angles)], axis=1)).float()
+    positions = torch.arange(num_rows) * 13 % 50
+    # The runner's query and key are views into one wide product.
+    both = random(num_rows, num_heads + 2, head_size, dtype=dtype)
+    query, key = both[:, :num_heads], both[:, num_heads : num_heads + 1]
+    turned = np.exp(1j * angles[positions.numpy()])[:, None, :]
+
+    for x, got in zip((query, key), kernels.rotary_embedding(positions, query, key, table), strict=True):
+        wide = double(x)
+        pairs = (wide[..., :half] + 1j * wide[..., half : 2 * half]) * turned
+        expected = np.concatenate([pairs.real, pairs.imag, wide[..., 2 * half :]], axis=-1)
+        np.testing.assert_allclose(double(got), expected, rtol=RELATIVE[dtype], atol=4 * RELATIVE[dtype])
+
+
+def test_control_the_tolerance_tells_a_wrong_epsilon() -> None:
+    x, weight = random(3, 40, scale=0.01), random(40, seed=1)
+    with pytest.raises(AssertionError):
+        assert_rounded_once(kernels.rms_norm(x, weight, 1e-5), numpy_rms_norm(double(x), double(weight), 1e-6))

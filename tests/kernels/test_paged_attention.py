@@ -1,0 +1,130 @@
+"""Paged attention against a plain loop over rows and heads, with every unwritten place of the cache full of NaN."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo import kernels
+
+MakeBatch = Callable[..., Any]
+
+few = settings(max_examples=40, deadline=None, derandomize=True)
+DECODE, CHUNK, PROMPT = (1, 40), (5, 33), (21, 21)
+
+
+def reference(batch: Any, scale: float, window: int | None) -> np.ndarray:
+    """Row by row, head by head, in double precision; looks at no block table."""
+    query = batch.query.double().numpy()
+    num_heads = query.shape[1]
+    output = np.zeros_like(query)
+    starts, ends = batch.metadata.query_start_loc.tolist(), batch.metadata.seq_lens.tolist()
+    for request, end in enumerate(ends):
+        keys, values = batch.keys[request].double().numpy(), batch.values[request].double().numpy()
+        shared = num_heads // keys.shape[1]
+        for row in range(starts[request], starts[request + 1]):
+            position = end - (starts[request + 1] - row)
+            oldest = 0 if window is None else max(0, position + 1 - window)
+            for head in range(num_heads):
+                scores = keys[oldest : position + 1, head // shared] @ query[row, head] * scale
+                weights = np.exp(scores - scores.max())
+                output[row, head] = weights / weights.sum() @ values[oldest : position + 1, head // shared]
+    return output
+
+
+def assert_attends(batch: Any, window: int | None, scale: float = 0.25) -> None:
+    got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, scale, window)
+    assert got.dtype == batch.query.dtype
+    tolerance = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[got.dtype]
+    np.testing.assert_allclose(got.double().numpy(), reference(batch, scale, window), rtol=tolerance, atol=tolerance)
+
+
+lengths = st.integers(0, 60).flatmap(lambda before: st.integers(1, 40).map(lambda new: (new, before + new)))
+batches = st.lists(st.one_of(lengths, st.integers(1, 90).map(lambda end: (1, end))), min_size=1, max_size=6)
+
+
+@few
+@given(
+    requests=batches,
+    num_kv_heads=st.integers(1, 3),
+    shared=st.integers(1, 4),
+    head_size=st.sampled_from([2, 5, 16, 24, 64]),
+    block_size=st.sampled_from([1, 3, 16, 32]),
+    window=st.one_of(st.none(), st.integers(1, 70)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_any_mix_of_rows(
+    make_batch: MakeBatch, requests: list[tuple[int, int]], window: int | None, **shape: Any
+) -> None:
+    assert_attends(make_batch(requests, window=window, **shape), window)
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 16, 301, 10_000])
+def test_long_prompts_cross_the_tiles(make_batch: MakeBatch, window: int | None) -> None:
+    batch = make_batch([(530, 700), (1, 650), (257, 257)], num_kv_heads=1, shared=2, head_size=8, window=window)
+    assert_attends(batch, window)
+
+
+def test_decode_rows_of_very_different_lengths(make_batch: MakeBatch) -> None:
+    requests = [(1, end) for end in (1, 2, 700, 17, 300, 65, 66, 130, 131, 500)]
+    batch = make_batch(requests, head_size=8)
+    assert_attends(batch, None)
+    groups = batch.metadata.row_groups(16, None)
+    computed = sum(group.slots.numel() for group in groups)
+    assert 1 < len(groups) < len(requests)
+    assert computed <= 2 * sum(end for _, end in requests) + 64 * len(requests)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_no_group_reads_an_unwritten_slot(make_batch: MakeBatch, window: int | None) -> None:
+    batch = make_batch([DECODE, CHUNK, PROMPT, (1, 3), (1, 100)], window=window)
+    written = ~batch.kv_cache[:, 0, :, 0, 0].isnan().flatten()
+    rows = []
+    for group in batch.metadata.row_groups(16, window):
+        assert written[group.slots].all()
+        rows += group.rows.flatten().tolist()
+    assert sorted(rows) == list(range(len(batch.query)))
+
+
+def test_row_groups_are_made_once_for_all_layers(make_batch: MakeBatch) -> None:
+    metadata = make_batch([DECODE, CHUNK]).metadata
+    assert metadata.row_groups(16, None) is metadata.row_groups(16, None)
+    assert metadata.row_groups(16, 8) is not metadata.row_groups(16, None)
+
+
+def test_large_scores_do_not_overflow(make_batch: MakeBatch) -> None:
+    batch = make_batch([DECODE, CHUNK, PROMPT])
+    batch.query *= 1e4
+    got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 1.0, None)
+    assert got.isfinite().all()
+
+
+def test_writing_changes_the_given_slots_only(make_batch: MakeBatch) -> None:
+    batch = make_batch([PROMPT])
+    before = batch.kv_cache.clone()
+    key = torch.ones(1, *batch.kv_cache.shape[3:])
+    kernels.reshape_and_cache(key, 2 * key, batch.kv_cache, torch.tensor([1 * 16 + 15]))
+    assert (batch.kv_cache[1, 0, 15] == 1).all()
+    assert (batch.kv_cache[1, 1, 15] == 2).all()
+    batch.kv_cache[1, :, 15] = before[1, :, 15]
+    assert torch.equal(batch.kv_cache.nan_to_num(9.0), before.nan_to_num(9.0))
+
+
+def test_control_a_key_that_was_not_written_shows(make_batch: MakeBatch) -> None:
+    batch = make_batch([DECODE, CHUNK])
+    batch.kv_cache.view(-1, 2, 16, *batch.kv_cache.shape[3:])[batch.metadata.block_table[0, 0], 0, 3] = float("nan")
+    got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.25, None)
+    assert got[0].isnan().any()
+    assert got[1:].isfinite().all()
+
+
+@pytest.mark.parametrize("wrong", [6, 8])
+def test_control_a_window_off_by_one_fails(make_batch: MakeBatch, wrong: int) -> None:
+    batch = make_batch([DECODE, CHUNK, PROMPT], window=10)
+    assert_attends(batch, 7)
+    got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.25, wrong)
+    assert np.abs(got.double().numpy() - reference(batch, 0.25, 7)).max() > 1e-2

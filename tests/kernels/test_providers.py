@@ -1,0 +1,60 @@
+"""An op runs its torch definition unless the chosen provider has something else; the choice can be printed."""
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+
+from octavo import kernels
+from octavo.errors import UnsupportedError
+
+
+@pytest.fixture(autouse=True)
+def torch_again() -> Iterator[None]:
+    yield
+    kernels.select("torch")
+
+
+@pytest.fixture
+def doubling_provider(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A provider with an implementation of silu_and_mul only, and a wrong one."""
+    module = ModuleType("doubling_provider")
+    module.IMPLEMENTATIONS = {"silu_and_mul": lambda x: 2 * kernels.OPS["silu_and_mul"].definition(x)}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "doubling_provider", module)
+    if "doubling" not in kernels.PROVIDERS:
+        kernels.PROVIDERS.register("doubling", "doubling_provider:IMPLEMENTATIONS")
+    return "doubling"
+
+
+def test_the_torch_provider_runs_every_definition() -> None:
+    kernels.select("torch")
+    assert kernels.kernel_set() == "torch"
+    assert {op.provider for op in kernels.OPS.values()} == {"torch"}
+
+
+def test_a_provider_replaces_what_it_has_and_the_table_says_so(doubling_provider: str) -> None:
+    x = torch.randn(2, 6)
+    defined = kernels.silu_and_mul(x)
+    kernels.select(doubling_provider)
+    assert kernels.kernel_set() == "doubling"
+    assert torch.equal(kernels.silu_and_mul(x), 2 * defined)
+    assert torch.equal(kernels.rms_norm(x, torch.ones(6), 1e-5), kernels.rms_norm.definition(x, torch.ones(6), 1e-5))
+    table = dict(line.split() for line in kernels.describe().splitlines())
+    assert table.pop("silu_and_mul") == "doubling"
+    assert set(table.values()) == {"torch"}
+    assert set(table) == set(kernels.OPS) - {"silu_and_mul"}
+
+
+def test_an_unknown_provider_is_refused_and_changes_nothing() -> None:
+    with pytest.raises(UnsupportedError, match="kernel provider 'abacus' is not supported; supported: "):
+        kernels.select("abacus")
+    assert kernels.kernel_set() == "torch"
+
+
+def test_every_op_is_defined_and_documented() -> None:
+    assert {"embedding", "linear", "rms_norm", "paged_attention", "reshape_and_cache"} <= set(kernels.OPS)
+    for op in kernels.OPS.values():
+        assert op.definition.__doc__, op.name
+        assert getattr(kernels, op.name) is op
