@@ -58,7 +58,7 @@ class EngineCoreProc:
         self.num_bad_frames = 0
 
     def run(self) -> int:
-        """Loads, serves until stopped, says last words if it fails. Returns the exit code."""
+        """Loads, serves until stopped or until it fails, says last words. Returns the exit code."""
         input_thread = threading.Thread(target=self._guarded, args=(self._receive,), name="engine-input", daemon=True)
         output_thread = threading.Thread(target=self._guarded, args=(self._send,), name="engine-output", daemon=True)
         input_thread.start()
@@ -70,6 +70,7 @@ class EngineCoreProc:
             self._core = core
             self._output_queue.put((None, core.ready))
             self._run_busy_loop(core)
+            self._output_queue.put((None, EngineDead("the engine core was told to stop", _EXIT_DIED)))
         except Exception as error:
             exit_code = self._say_last_words(error)
         finally:

@@ -12,7 +12,7 @@ import tempfile
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from octavo.types import (
     EngineCoreRequestType,
     EngineDead,
     EngineOutput,
-    EngineProgress,
     EngineReady,
     UtilityRequest,
     UtilityResult,
@@ -42,8 +41,8 @@ __all__ = ["AsyncMPClient", "SyncMPClient"]
 _EXITED = b""
 _EXIT_NOTICE = "inproc://engine-exit"
 # An engine that exits with one of these codes has sent last words first. How long they may still be on the way: they
-# are in this process's kernel buffers by then.
-_CODES_WITH_LAST_WORDS = (1, 3)
+# have left the engine by then.
+_CODES_WITH_LAST_WORDS = (0, 1, 3)
 _LAST_WORDS_MS = 2000
 _HELLO_MS = 10_000
 
@@ -101,15 +100,16 @@ class _Connection:
         socket.send(_EXITED)
         socket.close()
 
-    def last_words(self) -> EngineDead:
-        """What is to be told of an engine that has exited: its own last message, else how it ended."""
+    def last_messages(self) -> list[EngineOutput]:
+        """What an engine that has exited still had to say; always ends with an EngineDead, ours if need be."""
         assert self.exit_code is not None
         patience = _LAST_WORDS_MS if self.exit_code in _CODES_WITH_LAST_WORDS else 0
+        messages: list[EngineOutput] = []
         while self.output.poll(patience):
-            payload = self.output.recv()
-            if payload != _EXITED and isinstance(message := decode_output(payload), EngineDead):
-                return message
-        return EngineDead(describe_exit(self.exit_code), exit_code=3)
+            messages.append(decode_output(self.output.recv()))
+            if isinstance(messages[-1], EngineDead):
+                return messages
+        return [*messages, EngineDead(describe_exit(self.exit_code), exit_code=3)]
 
     def remove_socket_dir(self) -> None:
         shutil.rmtree(self.socket_dir, ignore_errors=True)
@@ -160,14 +160,18 @@ class _MPClient:
         frames = [self._engine_identity, kind.value, encode(message)]
         self._connection.input.send_multipart(frames, flags=zmq.DONTWAIT)
 
-    def _understand(self, payload: bytes) -> EngineOutput:
-        """Decodes a message; takes note of progress and of the end."""
-        message = self._connection.last_words() if payload == _EXITED else decode_output(payload)
-        if isinstance(message, EngineProgress) and self._progress is not None:
-            self._progress(message.stage, message.share)
-        elif isinstance(message, EngineDead):
-            self._die(EngineDeadError(message.cause), message.exit_code)
-        return message
+    def _understand(self, payload: bytes) -> Iterator[EngineCoreOutputs | UtilityResult]:
+        """What is for the caller in what came (the notice of an exit stands for all that is still there), in order;
+        progress, readiness and the end are taken note of."""
+        for message in self._connection.last_messages() if payload == _EXITED else [decode_output(payload)]:
+            if isinstance(message, EngineCoreOutputs | UtilityResult):
+                yield message
+            elif isinstance(message, EngineReady):
+                self._become_ready(message)
+            elif isinstance(message, EngineDead):
+                self._die(EngineDeadError(message.cause), message.exit_code)
+            elif self._progress is not None:
+                self._progress(message.stage, message.share)
 
     def _die(self, error: EngineDeadError, exit_code: int) -> None:
         if self.dead_error is None:
@@ -200,38 +204,33 @@ class SyncMPClient(_MPClient):
     def __init__(self, config: OctavoConfig) -> None:
         super().__init__(config, own_process=True)
         self._outputs: deque[EngineCoreOutputs] = deque()
+        self._results: dict[int, UtilityResult] = {}
 
     def wait_ready(self, progress: Callable[[str, float], None] | None = None) -> EngineReady:
         self._progress = progress
         while self.ready is None:
-            message = self._receive()
-            if isinstance(message, EngineReady):
-                self._become_ready(message)
-        self._check_alive()
+            self._receive()
         return self.ready
 
     def get_outputs(self) -> EngineCoreOutputs:
         while not self._outputs:
-            message = self._receive()
-            if isinstance(message, EngineCoreOutputs):
-                self._outputs.append(message)
+            self._receive()
         return self._outputs.popleft()
 
     def call_utility(self, method: str, *args: Any) -> Any:
         call_id = next(self._call_ids)
         self._send(EngineCoreRequestType.UTILITY, UtilityRequest(0, call_id, method, list(args)))
-        while True:
-            message = self._receive()
+        while call_id not in self._results:
+            self._receive()
+        return _result(self._results.pop(call_id))
+
+    def _receive(self) -> None:
+        self._check_alive()
+        for message in self._understand(self._connection.output.recv()):
             if isinstance(message, EngineCoreOutputs):
                 self._outputs.append(message)
-            elif isinstance(message, UtilityResult) and message.call_id == call_id:
-                return _result(message)
-
-    def _receive(self) -> EngineOutput:
-        self._check_alive()
-        message = self._understand(self._connection.output.recv())
-        self._check_alive()
-        return message
+            else:
+                self._results[message.call_id] = message
 
 
 class AsyncMPClient(_MPClient):
@@ -275,21 +274,25 @@ class AsyncMPClient(_MPClient):
     async def _receive_all(self, socket: zmq.asyncio.Socket) -> None:
         try:
             while self.dead_error is None:
-                message = self._understand(await socket.recv())
-                if isinstance(message, EngineCoreOutputs):
-                    self._outputs.put_nowait(message)
-                elif isinstance(message, EngineReady):
-                    self._become_ready(message)
-                    self._ready_or_dead.set()
-                elif isinstance(message, UtilityResult):
-                    answer = self._calls.get(message.call_id)
-                    if answer is not None and not answer.done():
-                        answer.set_result(message)
+                for message in self._understand(await socket.recv()):
+                    if isinstance(message, EngineCoreOutputs):
+                        self._outputs.put_nowait(message)
+                    else:
+                        self._answer_call(message)
         except Exception as error:
             self._die(EngineDeadError(one_line(f"{type(error).__name__}: {error}")), 3)
 
+    def _answer_call(self, result: UtilityResult) -> None:
+        answer = self._calls.get(result.call_id)
+        if answer is not None and not answer.done():
+            answer.set_result(result)
+
+    def _become_ready(self, ready: EngineReady) -> None:
+        super()._become_ready(ready)
+        self._ready_or_dead.set()
+
     def _die(self, error: EngineDeadError, exit_code: int) -> None:
-        """Wakes everything that waits."""
+        """Wakes everything that waits; get_outputs still gives what came before."""
         super()._die(error, exit_code)
         self._ready_or_dead.set()
         self._outputs.put_nowait(None)
