@@ -91,9 +91,9 @@ def _assignments(model: nn.Module) -> Assignments:
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, WeightParameter):
             raise TypeError(f"parameter {name} is no WeightParameter and cannot load itself")
-        prefix, module, field = name.rsplit(".", 2)
+        *parents, module, field = name.split(".")
         for source, shard_id in packed.get(module, {module: None}).items():
-            found[f"{prefix}.{source}.{field}"] = (parameter, shard_id)
+            found[".".join([*parents, source, field])] = (parameter, shard_id)
     return found
 
 

@@ -1,0 +1,110 @@
+"""The attention layer's contract with the worker: its spec, its cache, and the forward context."""
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.attention import (
+    Attention,
+    AttentionMetadata,
+    attention_backend,
+    attention_layers,
+    get_forward_context,
+    set_forward_context,
+)
+from octavo.types import FullAttentionSpec, SlidingWindowSpec
+
+
+def make_layer(name: str = "layer", window: int | None = None) -> Attention:
+    return Attention(name, num_heads=4, num_kv_heads=2, head_size=8, scale=0.3, sliding_window=window)
+
+
+def decode(block: int, length: int) -> AttentionMetadata:
+    """One token at the end of a request that lies in one block of 16."""
+    return AttentionMetadata(
+        query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
+        seq_lens=torch.tensor([length], dtype=torch.int32),
+        block_table=torch.tensor([[block]], dtype=torch.int32),
+        slot_mapping=torch.tensor([16 * block + length - 1]),
+        max_query_len=1,
+        max_seq_len=length,
+    )
+
+
+def step(layer: Attention, metadata: AttentionMetadata, seed: int, dtype: str = "float32") -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randn(1, width, generator=generator).to(getattr(torch, dtype)) for width in (32, 16, 16)]
+    with set_forward_context({layer.name: metadata}):
+        output: Tensor = layer(*rows)
+    return output
+
+
+def test_the_spec_says_what_a_token_needs() -> None:
+    shape = {"block_size": 16, "num_kv_heads": 2, "head_size": 8, "dtype": "bfloat16"}
+    assert make_layer().kv_cache_spec(16, "bfloat16") == FullAttentionSpec(**shape)
+    assert make_layer(window=5).kv_cache_spec(16, "bfloat16") == SlidingWindowSpec(**shape, sliding_window=5)
+
+
+def test_a_cache_must_be_whole_blocks() -> None:
+    layer = make_layer()
+    with pytest.raises(RuntimeError, match=r"kv_cache_spec\(\) comes before"):
+        layer.bind_kv_cache(torch.zeros(100, dtype=torch.uint8))
+    page = layer.kv_cache_spec(16, "float32").page_size_bytes
+    for wrong in (torch.zeros(page + 1, dtype=torch.uint8), torch.zeros(2, page, dtype=torch.uint8)):
+        with pytest.raises(ValueError, match=f"not whole blocks of {page} bytes"):
+            layer.bind_kv_cache(wrong)
+
+
+def test_a_layer_without_cache_or_context_says_which_is_missing() -> None:
+    layer = make_layer()
+    with pytest.raises(RuntimeError, match="layer: no KV cache is bound"):
+        step(layer, decode(1, 1), 0)
+    with pytest.raises(RuntimeError, match="outside of set_forward_context"):
+        get_forward_context()
+
+
+def test_the_context_ends_with_its_block_and_belongs_to_its_thread() -> None:
+    metadata = {"layer": decode(1, 1)}
+    failures: list[BaseException] = []
+
+    def other_thread() -> None:
+        try:
+            get_forward_context()
+        except RuntimeError as error:
+            failures.append(error)
+
+    with set_forward_context(metadata):
+        assert get_forward_context() is metadata
+        thread = threading.Thread(target=other_thread)
+        thread.start()
+        thread.join()
+    assert len(failures) == 1
+    with pytest.raises(RuntimeError):
+        get_forward_context()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_block_is_bytes_that_can_be_moved(dtype: str) -> None:
+    layer = make_layer()
+    page = layer.kv_cache_spec(16, dtype).page_size_bytes
+    raw = torch.full((4 * page,), 0xFF, dtype=torch.uint8)
+    layer.bind_kv_cache(raw)
+    for length in range(1, 6):
+        step(layer, decode(1, length), length, dtype)
+    expected = step(layer, decode(1, 6), 6, dtype)
+    assert expected.isfinite().all()
+    raw.view(4, page)[3] = raw.view(4, page)[1]
+    raw.view(4, page)[1] = 0xFF
+    assert torch.equal(step(layer, decode(3, 6), 6, dtype), expected)
+
+
+def test_layers_are_found_by_name_in_order() -> None:
+    names = [f"layers.{index}" for index in (0, 1, 10, 2)]
+    model = torch.nn.ModuleList(make_layer(name) for name in names)
+    assert list(attention_layers(model)) == names
+
+
+def test_the_backend_names_its_layout() -> None:
+    assert attention_backend().layout == "kv,token,head,channel"
