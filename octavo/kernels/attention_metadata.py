@@ -52,7 +52,7 @@ class AttentionMetadata:
     slot_mapping: Tensor
     max_query_len: int
     max_seq_len: int
-    _row_groups: dict[tuple[int, int | None], list[RowGroup]] = field(default_factory=dict, repr=False)
+    _row_groups: dict[tuple[int, int | None], list[RowGroup]] = field(default_factory=dict, init=False, repr=False)
 
     def row_groups(self, block_size: int, sliding_window: int | None) -> list[RowGroup]:
         """The step's rows, each in one group; made at the first call, for all layers of the KV cache group."""

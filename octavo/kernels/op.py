@@ -1,7 +1,7 @@
 """What an op is: its torch definition, and the implementation that was chosen for it.
 
 A provider is a table of implementations, op name → function with the definition's signature; what it lacks is computed
-by the definition, and the printed table says so. Adding a provider is one file and one line in PROVIDERS.
+by the definition, and ``describe`` says so. Adding a provider is one file and one line in PROVIDERS.
 """
 
 from collections.abc import Callable
@@ -75,6 +75,8 @@ def kernel_set() -> str:
 
 
 def describe() -> str:
-    """The chosen kernels as a table, a line an op."""
-    width = max(map(len, OPS), default=0)
-    return "\n".join(f"{name:<{width}}  {each.provider}" for name, each in sorted(OPS.items()))
+    """The chosen kernels in one line: each provider with the ops that it computes."""
+    providers: dict[str, list[str]] = {}
+    for name, each in sorted(OPS.items()):
+        providers.setdefault(each.provider, []).append(name)
+    return "; ".join(f"{provider}: {', '.join(names)}" for provider, names in sorted(providers.items()))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torch import nn
 
+from octavo import kernels
 from octavo.checkpoints import CheckpointTensor, iterate_tensors
 from octavo.config import ModelConfig, OctavoConfig
 from octavo.errors import CheckpointError, ModelError
@@ -46,6 +47,8 @@ def load_model(config: OctavoConfig, progress: Progress | None = None) -> nn.Mod
         ModelError: the model does not fit into memory.
     """
     started = time.monotonic()
+    kernels.select(current_platform().kernel_provider)
+    logger.info("kernels: %s", kernels.describe())
     model = _build(config.model)
     loaded_bytes = _load_weights(model, config.model, progress or (lambda stage, share: None))
     gib, seconds = loaded_bytes / 2**30, time.monotonic() - started

@@ -20,6 +20,7 @@ class CpuPlatform:
 
     name = "cpu"
     device = "cpu"
+    kernel_provider = "torch"
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root

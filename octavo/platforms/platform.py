@@ -17,10 +17,12 @@ class Platform(Protocol):
     Attributes:
         name: key in the registry.
         device: torch's name of the device that the model lives on.
+    kernel_provider: whose kernels are used.
     """
 
     name: str
     device: str
+    kernel_provider: str
 
     def facts(self) -> PlatformFacts:
         """What configuration is resolved from."""

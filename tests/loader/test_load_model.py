@@ -194,3 +194,18 @@ def test_another_activation_is_refused_by_name(tiny_llama_dir: Path) -> None:
     fields = config.model.hf_config | {"hidden_act": "gelu"}
     with pytest.raises(UnsupportedError, match=r"hidden_act 'gelu' is not supported; supported: silu"):
         load_model(dataclasses.replace(config, model=dataclasses.replace(config.model, hf_config=fields)))
+
+
+def test_the_kernels_are_chosen_and_said(
+    tiny_llama_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    monkeypatch.setattr(current_platform(), "kernel_provider", "abacus", raising=False)
+    config = config_of(tiny_llama_dir)
+    with pytest.raises(UnsupportedError, match="kernel provider 'abacus'"):
+        load_model(config)
+    monkeypatch.undo()
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    with caplog.at_level(logging.INFO, logger="octavo"):
+        load_model(config)
+    assert "kernels: torch: embedding, " in caplog.text

@@ -76,7 +76,7 @@ def test_v2_droppable_file_pages_count_as_free(machine: MakePlatform) -> None:
 
 def test_v2_the_tightest_group_above_counts(machine: MakePlatform) -> None:
     files = {
-        "a/b/memory.max": "max",
+        "a/b/memory.max": f"{3 * GIB}",
         "a/b/memory.current": "0",
         "a/memory.max": f"{2 * GIB}",
         "a/memory.current": "0",
