@@ -27,7 +27,8 @@ def resolve_model(model: str, progress: Progress | None = None) -> Path:
         return fetch_alias(model, progress)
     path = Path(model).expanduser()
     try:
-        is_folder, is_file = path.is_dir(), path.is_file()
+        # An empty name would be the current folder.
+        is_folder, is_file = bool(model) and path.is_dir(), path.is_file()
     except OSError as error:
         raise ModelError(f"MODEL {shown(model)} cannot be looked at: {error.strerror}") from error
     if is_folder:
