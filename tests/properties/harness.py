@@ -30,7 +30,7 @@ SHAPE = {
     "max_position_embeddings": 1024,
     "bos_token_id": 0,
     "eos_token_id": 1,
-    "initializer_range": 0.3,
+    "initializer_range": 0.1,
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo import AsyncLLM, SamplingParams
+from octavo import LLM, AsyncLLM, SamplingParams
 from octavo.types import RequestOutputKind
 from tests.properties.harness import PROMPT_LEN, Runner, assert_same, greedy, prompt, seeded
 
@@ -41,9 +41,7 @@ def test_blocks_written_while_decoding_serve_a_longer_prompt(run: Runner, model_
     assert cached.outputs[1].num_cached_tokens == (100 + 39) // 16 * 16
 
 
-def test_different_salts_share_nothing(run: Runner, llama_dir: Path) -> None:
-    from octavo import LLM
-
+def test_different_salts_share_nothing(llama_dir: Path) -> None:
     with LLM(str(llama_dir), dtype="float32", kv_cache_memory_bytes=1 << 24) as llm:
         found = [
             llm.generate({"prompt_token_ids": prompt(4, 64), "cache_salt": salt}, greedy(2), use_tqdm=False)[0]
@@ -54,17 +52,20 @@ def test_different_salts_share_nothing(run: Runner, llama_dir: Path) -> None:
 
 
 def test_control_a_wrong_prefix_hit_is_caught(run: Runner, llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two prompts that differ in their first block only; a lookup that ignores the parent's hash mixes them up."""
-    prompts = [prompt(5, 16) + prompt(6, 200), prompt(7, 16) + prompt(6, 200)]
+    """Two prompts of the same blocks in another order: a lookup that ignores a block's parent mixes them up."""
+    first, second, rest = prompt(5, 16), prompt(7, 16), prompt(6, 200)
+    prompts = [first + second + rest, second + first + rest]
     plain = run(llama_dir, prompts, greedy(), enable_prefix_caching=False)
     right = run(llama_dir, prompts, greedy(), max_num_seqs=1)
+    assert right.outputs[1].num_cached_tokens == 0
     assert_same(plain.outputs[1], right.outputs[1])
 
     import octavo.core.request as request_room
 
     honest = request_room.hash_block
-    monkeypatch.setattr(request_room, "hash_block", lambda parent, *rest: honest(b"", *rest))
-    wrong = run(llama_dir, [prompts[0], prompts[1][:16] + prompts[0][16:]], greedy(), max_num_seqs=1)
+    monkeypatch.setattr(request_room, "hash_block", lambda parent, *others: honest(b"", *others))
+    wrong = run(llama_dir, prompts, greedy(), max_num_seqs=1)
+    assert wrong.outputs[1].num_cached_tokens > 0
     with pytest.raises(AssertionError):
         assert_same(plain.outputs[1], wrong.outputs[1])
 
