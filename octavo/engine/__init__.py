@@ -24,7 +24,6 @@ __all__ = [
 
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
-    from octavo.engine.build_config import build_config
     from octavo.engine.client import (
         AsyncEngineCoreClient,
         EngineCoreClient,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         make_async_client,
         make_sync_client,
     )
+    from octavo.engine.config_builder import build_config
     from octavo.engine.core import EngineCore
     from octavo.engine.core_proc import EngineCoreProc
     from octavo.engine.input_processor import InputProcessor
@@ -51,7 +51,7 @@ _HOMES = {
     "InputProcessor": "input_processor",
     "OutputProcessor": "output_processor",
     "SyncMPClient": "mp_client",
-    "build_config": "build_config",
+    "build_config": "config_builder",
     "make_async_client": "client",
     "make_sync_client": "client",
 }
@@ -63,6 +63,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    # Kept, also because an import of the sub-module "build_config" would otherwise leave the module under that name.
+    # Kept. (No sub-module may have the name of something exported: importing it would put the module in its place.)
     globals()[name] = found = getattr(import_module(f"{__name__}.{home}"), name)
     return found

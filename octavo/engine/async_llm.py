@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from octavo.config import EngineArgs, OctavoConfig
-from octavo.engine.build_config import build_config
 from octavo.engine.client import AsyncEngineCoreClient, make_async_client
+from octavo.engine.config_builder import build_config
 from octavo.engine.input_processor import EngineInputs, InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.throughput_log import ThroughputLog

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from octavo.checkpoints import DEFAULT_MODEL
 from octavo.config import EngineArgs, OctavoConfig
-from octavo.engine.build_config import build_config
 from octavo.engine.client import EngineCoreClient, make_sync_client
+from octavo.engine.config_builder import build_config
 from octavo.engine.input_processor import EngineInputs, InputProcessor, Prompt, TokensPrompt
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.engine.progress_bar import ProgressBar
@@ -93,7 +93,7 @@ class LLM:
         """
         if not isinstance(prompts, Sequence | dict):
             raise RequestError(f"prompts must be a prompt or a list of prompts, got {prompts!r}", param="prompts")
-        each: Sequence[Prompt] = [prompts] if isinstance(prompts, str | dict) else prompts
+        each = cast("Sequence[Prompt]", [prompts] if isinstance(prompts, str | dict) else prompts)
         count = len(each)
         params = _one_each("sampling_params", SamplingParams() if sampling_params is None else sampling_params, count)
         priorities = [0] * count if priority is None else _one_each("priority", priority, count)

@@ -153,3 +153,13 @@ def test_folder_too_deep_for_a_socket_is_a_configuration_error(kit, tmp_path, mo
     with pytest.raises(ConfigError, match="TMPDIR"):
         SyncMPClient(kit.config())
     assert list(deep.iterdir()) == []
+
+
+def test_no_module_of_the_room_hides_a_name_of_its_door():
+    """Importing a sub-module binds it in the package, whatever the door meant by that name."""
+    import pkgutil
+
+    import octavo.engine
+
+    modules = {module.name for module in pkgutil.iter_modules(octavo.engine.__path__)}
+    assert not modules & set(octavo.engine.__all__)

@@ -46,12 +46,14 @@ class Peer:
         self.exit_codes = []
         self.thread = threading.Thread(target=lambda: self.exit_codes.append(self.proc.run()))
         self.thread.start()
-        self.identities = [socket.recv_multipart()[0] for socket in self.inputs]
+        self.identities = {}
 
     def send(self, kind, message, client=0):
         self.send_frames(kind.value, encode(message), client=client)
 
     def send_frames(self, *frames, client=0):
+        if client not in self.identities:  # the engine says hello, unless it cannot even load
+            self.identities[client] = self.inputs[client].recv_multipart()[0]
         self.inputs[client].send_multipart([self.identities[client], *frames])
 
     def receive(self, kind, client=0):
