@@ -61,7 +61,8 @@ def normal_rope(
     ignored = set(scaling.values) - set(found) - {"type", "rope_theta", "original_max_position_embeddings"}
     ignored = {key for key in ignored if scaling.values[key] is not None}
     if ignored:
-        logger.warning("%s: %s: fields without a meaning for %s: %s", file, scaling.where, kind, sorted(ignored))
+        name = scaling.where.rstrip(".")
+        logger.warning("%s: %s: fields that mean nothing to %s are ignored: %s", file, name, kind, sorted(ignored))
     return theta, found
 
 

@@ -38,8 +38,10 @@ class TensorEntry:
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """``repr(value)``, cut: for values from a file in a message."""
-    text = repr(value)
+    """``repr(value)``, cut: for values from a file in a message. Of a large value only the beginning is looked at."""
+    if isinstance(value, list) and len(value) > limit:
+        value = value[:limit]
+    text = repr(value[: limit + 1] if isinstance(value, str) else value)
     return text if len(text) <= limit else text[:limit] + "…"
 
 
