@@ -1,0 +1,114 @@
+"""make_kv_cache_config: groups, tensors, number of blocks, and what happens when the length doesn't fit."""
+
+from typing import Any
+
+import pytest
+
+from octavo.core import make_kv_cache_config
+from octavo.errors import ConfigError
+from octavo.types import FullAttentionSpec, KVCacheSpec
+from tests.core.harness import full, make_config, sliding
+
+PAGE = full().page_size_bytes
+
+
+def layers(**counts: tuple[int, KVCacheSpec]) -> dict[str, KVCacheSpec]:
+    return {f"{name}.{index}": spec for name, (count, spec) in counts.items() for index in range(count)}
+
+
+def sized(specs: dict[str, KVCacheSpec], available: int, **settings: Any) -> tuple[int, int]:
+    """(usable blocks, max_model_len)."""
+    config, max_model_len = make_kv_cache_config(specs, available, make_config(**settings))
+    assert sum(tensor.size for tensor in config.tensors) == config.num_blocks * PAGE * len(config.tensors)
+    return config.num_blocks - 1, max_model_len
+
+
+TWO = layers(full=(2, full()))
+
+
+def test_memory_decides_and_the_null_block_is_paid_for() -> None:
+    assert sized(TWO, 50 * 2 * PAGE + 1, max_num_seqs=100) == (49, 64)
+
+
+def test_never_more_than_all_sequences_need() -> None:
+    assert sized(TWO, 10**9, max_num_seqs=3, max_model_len=64) == (3 * 16, 64)
+    assert sized(TWO, 10**9, max_num_seqs=3, max_model_len=65) == (3 * 17, 65)
+
+
+def test_a_window_needs_less_than_the_whole_length() -> None:
+    specs = layers(window=(2, sliding(9)))
+    settings = {"max_model_len": 1000, "max_num_batched_tokens": 16, "max_num_seqs": 2}
+    assert sized(specs, 10**9, **settings) == (2 * (6 + 1), 1000)
+
+
+def test_stated_bytes_replace_what_is_available() -> None:
+    assert sized(TWO, 10**9, max_num_seqs=100, kv_cache_memory_bytes=20 * 2 * PAGE) == (19, 64)
+    assert sized(TWO, 0, max_num_seqs=100, kv_cache_memory_bytes=20 * 2 * PAGE) == (19, 64)
+
+
+def test_a_stated_number_of_blocks_is_taken_whatever_the_memory() -> None:
+    assert sized(TWO, 0, num_gpu_blocks_override=17) == (17, 64)
+    assert sized(TWO, 10**9, num_gpu_blocks_override=1000) == (1000, 64)
+
+
+def test_a_stated_length_that_does_not_fit_is_refused_with_the_one_that_would() -> None:
+    with pytest.raises(ConfigError) as caught:
+        sized(TWO, 11 * 2 * PAGE, max_model_len=64, max_model_len_stated=True)
+    message = str(caught.value)
+    for part in ("--max-model-len 64", "at most 40", "--gpu-memory-utilization", "--kv-cache-memory-bytes"):
+        assert part in message
+    assert "\n" not in message
+    assert sized(TWO, 11 * 2 * PAGE, max_model_len=40, max_model_len_stated=True) == (10, 40)
+    with pytest.raises(ConfigError, match="at most 40"):
+        sized(TWO, 11 * 2 * PAGE, max_model_len=41, max_model_len_stated=True)
+
+
+def test_a_derived_length_is_lowered_to_what_fits() -> None:
+    assert sized(TWO, 11 * 2 * PAGE, max_model_len=64) == (10, 40)
+
+
+@pytest.mark.parametrize("available", [0, PAGE, 2 * 2 * PAGE - 1])
+@pytest.mark.parametrize("stated", [True, False])
+def test_no_room_for_anything_is_an_error(available: int, stated: bool) -> None:
+    with pytest.raises(ConfigError, match="too few for any sequence"):
+        sized(TWO, available, max_model_len_stated=stated)
+
+
+def test_one_kind_of_layer_is_one_group_with_a_tensor_a_layer() -> None:
+    config, _ = make_kv_cache_config(layers(full=(3, full())), 10**6, make_config())
+    assert [group.layer_names for group in config.groups] == [["full.0", "full.1", "full.2"]]
+    assert [tensor.shared_by for tensor in config.tensors] == [["full.0"], ["full.1"], ["full.2"]]
+
+
+def test_layers_of_different_kinds_share_tensors_group_by_group() -> None:
+    specs = layers(window=(5, sliding(9)), full=(2, full()))
+    config, _ = make_kv_cache_config(specs, 10**6, make_config())
+    assert [group.layer_names for group in config.groups] == [
+        ["window.0", "window.1"],
+        ["window.2", "window.3"],
+        ["window.4"],
+        ["full.0", "full.1"],
+    ]
+    assert [tensor.shared_by for tensor in config.tensors] == [
+        ["window.0", "window.2", "window.4", "full.0"],
+        ["window.1", "window.3", "full.1"],
+    ]
+    assert [group.spec for group in config.groups] == [sliding(9)] * 3 + [full()]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (full(8), "different block sizes"),
+        (full(4, num_kv_heads=2), "different bytes a block"),
+        (FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=2, dtype="bfloat16"), "different bytes a block"),
+    ],
+)
+def test_groups_that_do_not_go_together_are_refused(other: KVCacheSpec, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_kv_cache_config({"a": full(), "b": other}, 10**6, make_config())
+
+
+def test_a_model_without_kv_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no attention layer"):
+        make_kv_cache_config({}, 10**6, make_config())
