@@ -206,6 +206,20 @@ def test_engine_that_does_not_end_by_itself_is_killed(tiny_config):
     assert not psutil.pid_exists(pid)
 
 
+def test_terminated_engine_does_not_load_to_the_end_first(tiny_config):
+    client = SyncMPClient(tiny_config)
+    stages = []
+
+    def terminate(stage, share):
+        stages.append(stage)
+        os.kill(client.engine_pid, signal.SIGTERM)
+
+    with pytest.raises(EngineDeadError, match="exited with code 143"):
+        client.wait_ready(terminate)
+    assert stages == ["starting"]
+    client.shutdown()
+
+
 @pytest.fixture(scope="module")
 def running_client(tiny_config):
     client = SyncMPClient(tiny_config)
