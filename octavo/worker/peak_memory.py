@@ -24,6 +24,11 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._bytes = 0
         self._alive: dict[int, int] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """True, torch's default, imports torch's compiler at the first op: 800 modules, a second of start-up."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))

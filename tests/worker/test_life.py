@@ -1,5 +1,7 @@
 """The worker's life around its steps: what it reports, how much memory it takes, what it leaves behind."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,26 @@ def test_an_unused_kv_cache_is_not_resident() -> None:
     # The control: memory that is written to is seen.
     model.full.raw[: GIB // 32] = 1
     assert resident_bytes() - before > GIB // 5
+
+
+START_UP = """
+import sys
+from tests.worker.toy import start, toy_config, toy_worker
+worker, _ = toy_worker(toy_config())
+start(worker)
+worker.determine_available_memory()
+print("torch._dynamo" in sys.modules)
+if "control" in sys.argv:
+    import torch._dynamo
+    print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_starting_does_not_import_the_compiler_of_torch() -> None:
+    command = [sys.executable, "-c", START_UP, "control"]
+    root = Path(__file__).parents[2]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=root).stdout
+    assert found.split() == ["False", "True"]
 
 
 # nothing left behind ------------------------------------------------------------------------------------------------
