@@ -6,6 +6,7 @@ from typing import ParamSpec, TypeVar
 
 from octavo.config import OctavoConfig
 from octavo.executor.executor import WORKERS, WorkerLike
+from octavo.platforms import current_platform
 from octavo.types import KVCacheConfig, KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 
 __all__ = ["UniProcExecutor"]
@@ -35,7 +36,7 @@ class UniProcExecutor:
     def load_model(self, progress: Callable[[str, float], None] | None = None) -> None:
         def load() -> None:
             if self._worker is None:
-                self._worker = WORKERS.get("cpu")(self._config)
+                self._worker = WORKERS.get(current_platform().name)(self._config)
             self._worker.init_device()
             self._worker.load_model(progress)
 
