@@ -69,7 +69,7 @@ class EngineCoreProc:
             core = EngineCore(self._launch.config, self._send_progress, started=self._launch.launched)
             self._core = core
             self._output_queue.put((None, core.ready))
-            self._run_busy_loop(core)
+            self.run_busy_loop(core)
             self._output_queue.put((None, EngineDead("the engine core was told to stop", _EXIT_DIED)))
         except Exception as error:
             exit_code = self._say_last_words(error)
@@ -92,18 +92,18 @@ class EngineCoreProc:
 
     # ---- main thread ------------------------------------------------------------------------------------------------
 
-    def _run_busy_loop(self, core: EngineCore) -> None:
+    def run_busy_loop(self, core: EngineCore) -> None:
         """Sleeps while there is nothing to do; else takes in what has arrived, then does a step."""
         while True:
-            waiting = 0 if core.has_work() else 1
-            while waiting or not self._input_queue.empty():
+            idle = not core.has_work()
+            while idle or not self._input_queue.empty():
                 message = self._input_queue.get()
                 if message is None:
                     return self._put_outputs(core.abort_all())
                 if isinstance(message, Exception):
                     raise message
                 self._handle(core, message)
-                waiting = 0
+                idle = False
             if core.has_work():
                 self._put_outputs(core.next_outputs())
 
