@@ -43,7 +43,7 @@ class Scheduler:
     kernel_set: name of the kernels that compute the KV; part of the prefix cache's keys.
     """
 
-    def __init__(self, config: OctavoConfig, kv_cache_config: KVCacheConfig, kernel_set: str = "torch") -> None:
+    def __init__(self, config: OctavoConfig, kv_cache_config: KVCacheConfig, kernel_set: str) -> None:
         self._max_model_len = config.model.max_model_len
         self._max_num_seqs = config.scheduler.max_num_seqs
         self._max_num_batched_tokens = config.scheduler.max_num_batched_tokens

@@ -75,8 +75,8 @@ class EngineCore:
         self.executor = executor if executor is not None else make_executor(config)
         self.batches: deque[_Batch] = deque()
         try:
-            kv_cache_config = self._load(progress if progress is not None else _ignore)
-            self.scheduler = Scheduler(self.config, kv_cache_config)
+            kernel_set, kv_cache_config = self._load(progress if progress is not None else _ignore)
+            self.scheduler = Scheduler(self.config, kv_cache_config, kernel_set)
         except BaseException:
             self.shutdown()
             raise
@@ -88,8 +88,8 @@ class EngineCore:
             load_seconds=time.monotonic() - started,
         )
 
-    def _load(self, progress: Callable[[str, float], None]) -> KVCacheConfig:
-        self.executor.load_model(progress)
+    def _load(self, progress: Callable[[str, float], None]) -> tuple[str, KVCacheConfig]:
+        kernel_set = self.executor.load_model(progress)
         progress("kv cache", 0.0)
         specs = self.executor.get_kv_cache_specs()
         available = self.executor.determine_available_memory()
@@ -105,7 +105,7 @@ class EngineCore:
             self.config = dataclasses.replace(self.config, model=model, reasons=reasons)
         self.executor.initialize_from_config(kv_cache_config, max_model_len)
         progress("kv cache", 1.0)
-        return kv_cache_config
+        return kernel_set, kv_cache_config
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 

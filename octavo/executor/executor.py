@@ -24,7 +24,7 @@ class WorkerLike(Protocol):
     """What an executor needs of a worker; octavo.worker.Worker describes each method."""
 
     def init_device(self) -> None: ...
-    def load_model(self, progress: Callable[[str, float], None] | None = None) -> None: ...
+    def load_model(self, progress: Callable[[str, float], None] | None = None) -> str: ...
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]: ...
     def determine_available_memory(self) -> int: ...
     def initialize_from_config(self, kv_cache_config: KVCacheConfig, max_model_len: int) -> None: ...
@@ -37,8 +37,12 @@ class WorkerLike(Protocol):
 class Executor(Protocol):
     """Drives the workers. Calls take effect in the order in which they are made."""
 
-    def load_model(self, progress: Callable[[str, float], None] | None = None) -> None:
-        """Initialises the device and loads the weights; ``progress(stage, share)`` may come from another thread."""
+    def load_model(self, progress: Callable[[str, float], None] | None = None) -> str:
+        """Initialises the device and loads the weights; ``progress(stage, share)`` may come from another thread.
+
+        Returns:
+            Name of the kernels that compute the KV: part of every prefix cache hash.
+        """
         ...
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:

@@ -27,8 +27,8 @@ class RoundTripExecutor:
     def __init__(self, config: OctavoConfig, inner: Executor | None = None) -> None:
         self._inner = inner or UniProcExecutor(config)
 
-    def load_model(self, progress: Callable[[str, float], None] | None = None) -> None:
-        self._inner.load_model(progress)
+    def load_model(self, progress: Callable[[str, float], None] | None = None) -> str:
+        return self._inner.load_model(progress)
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         specs = self._inner.get_kv_cache_specs()

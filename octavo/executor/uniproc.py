@@ -33,14 +33,14 @@ class UniProcExecutor:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-worker")
         self._ended = False
 
-    def load_model(self, progress: Callable[[str, float], None] | None = None) -> None:
-        def load() -> None:
+    def load_model(self, progress: Callable[[str, float], None] | None = None) -> str:
+        def load() -> str:
             if self._worker is None:
                 self._worker = WORKERS.get(current_platform().name)(self._config)
             self._worker.init_device()
-            self._worker.load_model(progress)
+            return self._worker.load_model(progress)
 
-        self._submit(load).result()
+        return self._submit(load).result()
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         return self._submit(self._ready().get_kv_cache_specs).result()

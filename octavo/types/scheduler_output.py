@@ -69,7 +69,8 @@ class SchedulerOutput(msgspec.Struct, array_like=True):
         total_num_scheduled_tokens: their sum, at most max_num_batched_tokens.
         finished_req_ids: requests that ended since the last step, however; the worker forgets them. Applied before
             the new ones, so that an id may be used again.
-        preempted_req_ids: requests that lost their blocks; the worker forgets them too, they come back as new.
+        preempted_req_ids: requests that lost their blocks; the worker forgets them too, they come back as new. Applied
+            before the new ones as well: a request may be preempted and come back between two steps.
     """
 
     step: int

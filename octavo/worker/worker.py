@@ -8,6 +8,7 @@ from torch import nn
 from octavo.attention import Attention, attention_layers
 from octavo.config import OctavoConfig
 from octavo.errors import ConfigError
+from octavo.kernels import kernel_set
 from octavo.loader import load_model
 from octavo.logging import init_logger
 from octavo.platforms import current_platform
@@ -44,11 +45,12 @@ class Worker:
         """Sizes torch's thread pool by what this process may use."""
         current_platform().init_threads()
 
-    def load_model(self, progress: Progress | None = None) -> None:
-        """Loads the weights; ``progress(stage, share)`` is told how far it is."""
+    def load_model(self, progress: Progress | None = None) -> str:
+        """Loads the weights; ``progress(stage, share)`` is told how far it is. Returns the kernel set's name."""
         model = self._load(self._config, progress)
         self._layers = attention_layers(model)
         self._runner = ModelRunner(self._config, cast(CausalModel, model), self._layers)
+        return kernel_set()
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """What each attention layer keeps for a token, by layer name."""

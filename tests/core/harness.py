@@ -77,7 +77,7 @@ def make_kv_config(usable_blocks: int, *specs: KVCacheSpec) -> KVCacheConfig:
 
 
 def make_scheduler(usable_blocks: int = 64, *specs: KVCacheSpec, **settings: Any) -> Scheduler:
-    return Scheduler(make_config(**settings), make_kv_config(usable_blocks, *specs))
+    return Scheduler(make_config(**settings), make_kv_config(usable_blocks, *specs), "torch")
 
 
 def make_request(

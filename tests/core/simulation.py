@@ -185,7 +185,7 @@ class Simulation:
     @classmethod
     def make(cls, usable_blocks: int, specs: Sequence[KVCacheSpec], depth: int = 1, **settings: Any) -> "Simulation":
         config = make_config(block_size=specs[0].block_size, **settings)
-        return cls(Scheduler(config, make_kv_config(usable_blocks, *specs)), specs, config, depth)
+        return cls(Scheduler(config, make_kv_config(usable_blocks, *specs), "torch"), specs, config, depth)
 
     def add(self, request: EngineCoreRequest) -> bool:
         """False if it was refused."""

@@ -61,10 +61,11 @@ class FakeExecutor:
         self._tokens: dict[str, list[int]] = {}
         self._last: ModelRunnerOutput | None = None
 
-    def load_model(self, progress: Callable[[str, float], None] | None = None) -> None:
+    def load_model(self, progress: Callable[[str, float], None] | None = None) -> str:
         self.stages.append("load_model")
         if progress is not None:
             progress("weights", 1.0)
+        return "fake"
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         return {"layer": SPEC}
