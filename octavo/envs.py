@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-__all__ = ["cache_dir", "enable_multiprocessing", "hub_offline", "log_level"]
+__all__ = ["cache_dir", "enable_multiprocessing", "hub_offline", "log_level", "omp_num_threads"]
 
 
 def cache_dir() -> Path:
@@ -35,3 +35,9 @@ def hub_offline() -> bool:
 def log_level() -> str:
     """``OCTAVO_LOG_LEVEL``: DEBUG, INFO (default), WARNING or ERROR."""
     return os.environ.get("OCTAVO_LOG_LEVEL", "INFO").upper()
+
+
+def omp_num_threads() -> int | None:
+    """``OMP_NUM_THREADS``: most threads to compute with (of a list, the first); None where it says no number."""
+    stated = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(stated) if stated.isdecimal() and int(stated) > 0 else None

@@ -6,6 +6,7 @@ In a container the affinity mask and the control group's limits count, not the h
 import os
 from pathlib import Path
 
+from octavo import envs
 from octavo.platforms.cgroup import cpu_quota, memory_headroom
 from octavo.types import PlatformFacts
 
@@ -27,10 +28,12 @@ class CpuPlatform:
 
     @property
     def num_threads(self) -> int:
-        """Cores in the affinity mask, cut to the quota; a fraction of a core counts as none, but one is the least."""
+        """Cores in the affinity mask, cut to the quota and to OMP_NUM_THREADS; a fraction of a core counts as none,
+        but one is the least."""
         cores = len(os.sched_getaffinity(0))
         quota = cpu_quota(self._root)
-        return max(1, cores if quota is None else min(cores, int(quota)))
+        limits = [cores, quota, envs.omp_num_threads()]
+        return max(1, min(int(limit) for limit in limits if limit is not None))
 
     def facts(self) -> PlatformFacts:
         return PlatformFacts(

@@ -33,6 +33,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakePlatform:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         platform: Platform = REGISTRY.get("cpu")(root=tmp_path)
         return platform
 
@@ -126,6 +127,15 @@ def test_v1_without_limits(machine: MakePlatform) -> None:
     platform = machine(v1(files))
     assert platform.available_memory_bytes() == 32 * GIB
     assert platform.facts().num_threads == 8
+
+
+@pytest.mark.parametrize(("stated", "threads"), [("2", 2), ("2,4", 2), ("64", 8), ("", 8), ("0", 8), ("many", 8)])
+def test_omp_num_threads_lowers_the_number_of_threads(
+    machine: MakePlatform, monkeypatch: pytest.MonkeyPatch, stated: str, threads: int
+) -> None:
+    platform = machine()
+    monkeypatch.setenv("OMP_NUM_THREADS", stated)
+    assert platform.facts().num_threads == threads
 
 
 def test_less_than_a_core_is_one_thread(machine: MakePlatform) -> None:
