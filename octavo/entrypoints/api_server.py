@@ -1,0 +1,142 @@
+"""The app: routes, and what each may answer. Knows nothing of sockets, signals and processes."""
+
+import itertools
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+import octavo
+from octavo.entrypoints.errors import SchemaError, UnavailableError, on_error
+from octavo.entrypoints.event_stream import EventStream
+from octavo.entrypoints.openai import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    OpenAIServingChat,
+    OpenAIServingCompletion,
+    parse_request,
+)
+from octavo.entrypoints.openai.responses import encode
+from octavo.entrypoints.request_body import read_json_object
+from octavo.entrypoints.server_state import ServerState
+from octavo.errors import OctavoError
+from octavo.logging import one_line
+from octavo.metrics import CONTENT_TYPE
+
+__all__ = ["build_app"]
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_LONGEST_CAUSE = 500
+_MOST_IGNORED_SHOWN = 32
+_CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it stands in the access log
+
+
+def build_app(state: ServerState) -> FastAPI:
+    """The app over one server's state."""
+    app = FastAPI(title="octavo", version=octavo.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    for kind in (HTTPException, OctavoError, Exception):
+        app.add_exception_handler(kind, on_error)
+    _add_probes(app, state)
+    _add_models(app, state)
+    _add_generation(app, state)
+    return app
+
+
+def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(encode(body), status, headers, media_type="application/json")
+
+
+def _add_probes(app: FastAPI, state: ServerState) -> None:
+    @app.get("/health", response_class=Response)
+    async def health() -> Response:
+        """200 when the model is loaded and the engine alive, also while the server drains."""
+        if state.services is None:
+            return _json({"status": "loading", "stage": state.stage, "progress": round(state.progress, 3)}, 503)
+        if state.dead_cause is not None:
+            return _json({"status": "dead", "cause": one_line(state.dead_cause)[:_LONGEST_CAUSE]}, 503)
+        return _json({"status": "draining" if state.draining else "ok"})
+
+    @app.get("/version", response_class=Response)
+    async def version() -> Response:
+        return _json({"version": octavo.__version__})
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        if state.services is None:
+            raise UnavailableError("the model is still loading; there is nothing to measure yet")
+        return Response(state.services.engine.metrics.render(), media_type=CONTENT_TYPE)
+
+
+def _add_models(app: FastAPI, state: ServerState) -> None:
+    @app.get("/v1/models", response_class=Response)
+    async def list_models() -> Response:
+        return _json(state.serving().models.list())
+
+    @app.get("/v1/models/{name:path}", response_class=Response)
+    async def retrieve_model(name: str) -> Response:
+        return _json(state.serving().models.card(name))
+
+
+def _add_generation(app: FastAPI, state: ServerState) -> None:
+    @app.post("/v1/completions", response_class=Response, openapi_extra=_body_of(CompletionRequest))
+    async def create_completion(request: Request) -> Response:
+        return await _generate(state, request, state.serving().completion)
+
+    @app.post("/v1/chat/completions", response_class=Response, openapi_extra=_body_of(ChatCompletionRequest))
+    async def create_chat_completion(request: Request) -> Response:
+        return await _generate(state, request, state.serving().chat)
+
+
+def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """The request body's schema for /openapi.json; the routes read the body themselves."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def _generate(
+    state: ServerState, request: Request, serving: OpenAIServingCompletion | OpenAIServingChat
+) -> Response:
+    arrival_time = time.monotonic()
+    try:
+        body = await read_json_object(request, state.max_body_bytes)
+        asked = parse_request(serving.request_kind, body)
+        ignored = asked.ignored_fields()
+        name = _request_id(asked.request_id, request.headers.get("x-request-id"))
+        request_id = serving.id_prefix + name
+        work = serving.create(cast(Any, asked), request_id, arrival_time)
+        result = await state.active.run(work, request.receive)
+    except ClientDisconnect:
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    headers = {"x-request-id": name}
+    if ignored:
+        headers["x-octavo-ignored"] = _header_list(ignored)
+    if isinstance(result, AsyncGenerator):
+        return EventStream(result, state.active, headers)
+    return _json(result, headers=headers)
+
+
+def _request_id(in_body: str | None, in_header: str | None) -> str:
+    """The client's id for its request, or a new one."""
+    given = in_body if in_body is not None else in_header
+    if given is None:
+        return uuid.uuid4().hex
+    if not _REQUEST_ID.fullmatch(given):
+        where = "request_id" if in_body is not None else "X-Request-Id"
+        raise SchemaError(f"{where} must be 1 to 128 visible ASCII characters", param=where)
+    return given
+
+
+def _header_list(names: list[str]) -> str:
+    """Names as a header's value, whatever characters they are made of."""
+    shown = [quote(name[:64], safe="") for name in itertools.islice(names, _MOST_IGNORED_SHOWN)]
+    if len(names) > len(shown):
+        shown.append(f"and {len(names) - len(shown)} more")
+    return ", ".join(shown)

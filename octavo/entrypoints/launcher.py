@@ -1,0 +1,252 @@
+"""The life of the server process: listen, load, serve, drain, end; and how each kind of end is told.
+
+The port is open from the first moment, so that probes see the loading. Exit codes: 0 after SIGTERM or SIGINT; 128 plus
+the signal's number if it came before the server was ready; ConfigError, ModelError and EngineDeadError are for the
+caller to tell.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import uvicorn
+import uvloop
+
+from octavo.config import EngineArgs
+from octavo.engine import AsyncLLM, build_config
+from octavo.entrypoints.api_server import build_app
+from octavo.entrypoints.errors import UnavailableError
+from octavo.entrypoints.listen import listen, url_of
+from octavo.entrypoints.server_state import ServerState, Services
+from octavo.errors import ConfigError, EngineDeadError, ModelError
+from octavo.logging import init_logger
+
+__all__ = ["ServeOptions", "serve"]
+
+logger = init_logger(__name__)
+
+_T = TypeVar("_T")
+
+_PROGRESS_SECONDS = 0.25
+_LINE_SECONDS = 2.0
+# What streams and connections get to write their last words.
+_LAST_WORDS_SECONDS = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What concerns the server and not the engine.
+
+    Attributes:
+        host: address to listen on.
+        port: 0: any that is free.
+        chat_template: file with a Jinja template, instead of the model's own.
+        shutdown_timeout: seconds that running requests get to finish after SIGTERM or SIGINT.
+        access_log: a line for every request.
+        log_level: of the HTTP server's own log.
+        max_body_bytes: largest request body.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    chat_template: Path | None = None
+    shutdown_timeout: float = 30.0
+    access_log: bool = True
+    log_level: str = "info"
+    max_body_bytes: int = 32 * 1024 * 1024
+
+
+def serve(engine_args: EngineArgs, options: ServeOptions) -> int:
+    """Runs a server until it is told to end; returns the exit code.
+
+    Raises:
+        ConfigError, ModelError: it cannot start as configured.
+        EngineDeadError: the engine has died.
+    """
+    with contextlib.closing(listen(options.host, options.port)) as sock:
+        chat_template = None if options.chat_template is None else _read_template(options.chat_template)
+        server = _ServerProcess(engine_args, options, sock, chat_template)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(server.run())
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"--chat-template {path} cannot be read: {reason}") from None
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn's server; signals are its owner's matter."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _ServerProcess:
+    def __init__(
+        self, engine_args: EngineArgs, options: ServeOptions, sock: socket.socket, chat_template: str | None
+    ) -> None:
+        self._engine_args = engine_args
+        self._options = options
+        self._socket = sock
+        self._url = url_of(sock)
+        self._chat_template = chat_template
+        self._state = ServerState(options.max_body_bytes)
+        self._engine: AsyncLLM | None = None
+        self._signals: list[int] = []
+        self._signalled = asyncio.Event()
+        self._hurried = asyncio.Event()  # by a second signal
+
+    async def run(self) -> int:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
+        http = _HttpServer(self._http_config())
+        http_task = asyncio.create_task(http.serve(sockets=[self._socket]), name="http")
+        engine_task = asyncio.create_task(self._run_engine(), name="engine")
+        signal_task = asyncio.create_task(self._signalled.wait(), name="signal")
+        try:
+            await asyncio.wait((http_task, engine_task, signal_task), return_when=asyncio.FIRST_COMPLETED)
+            if engine_task.done():
+                self._state.active.end_all(EngineDeadError("the engine has died"))
+                engine_task.result()
+            if http_task.done():
+                http_task.result()
+                raise RuntimeError("the HTTP server has ended by itself")
+            if self._state.services is None:
+                return 128 + self._signals[0]
+            await self._drain()
+            return 0
+        finally:
+            signal_task.cancel()
+            await self._state.active.wait_idle(_LAST_WORDS_SECONDS)
+            http.should_exit = True
+            await asyncio.wait((http_task,))
+            if self._engine is not None:
+                self._engine.shutdown()  # which lets engine_task end too
+            else:
+                engine_task.cancel()
+            await asyncio.gather(http_task, engine_task, signal_task, return_exceptions=True)
+
+    def _http_config(self) -> uvicorn.Config:
+        _log_like_octavo(logging.getLogger("uvicorn"))
+        return uvicorn.Config(
+            build_app(self._state),
+            log_config=None,
+            log_level=self._options.log_level,
+            access_log=self._options.access_log,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(_LAST_WORDS_SECONDS)),
+        )
+
+    def _on_signal(self, signum: int) -> None:
+        self._signals.append(signum)
+        (self._hurried if self._signalled.is_set() else self._signalled).set()
+
+    # ---- the engine -------------------------------------------------------------------------------------------------
+
+    async def _run_engine(self) -> None:
+        """Loads the engine, serves, and raises the cause when it is gone."""
+        say(f"octavo is loading; it will serve on {self._url}")
+        reporter = asyncio.create_task(self._report_progress())
+        try:
+            config = await _in_daemon_thread(lambda: build_config(self._engine_args, self._on_progress))
+            self._engine = engine = AsyncLLM(config)
+            engine.start()
+            await engine.ready()
+        except EngineDeadError as error:
+            if self._engine is not None and self._engine.exit_code_hint == 1:
+                raise ModelError(str(error)) from None  # it did not die: it could not be loaded as configured
+            raise
+        finally:
+            reporter.cancel()
+        self._state.services = Services(engine, self._chat_template)
+        say(f"Octavo is ready: {self._url} ({self._facts(engine)})")
+        raise await engine.wait_dead()
+
+    def _on_progress(self, stage: str, share: float) -> None:
+        self._state.stage, self._state.progress = stage, share
+
+    async def _report_progress(self) -> None:
+        """Keeps the probes informed, and the terminal: a line a stage, and every other second in a long one."""
+        said_stage, said_at = "", 0.0
+        while True:
+            if self._engine is not None:
+                self._on_progress(*self._engine.progress)
+            stage, now = self._state.stage, asyncio.get_running_loop().time()
+            if stage != said_stage or now - said_at >= _LINE_SECONDS:
+                say(f"loading: {stage} {self._state.progress:.0%}")
+                said_stage, said_at = stage, now
+            await asyncio.sleep(_PROGRESS_SECONDS)
+
+    def _facts(self, engine: AsyncLLM) -> str:
+        model = engine.config.model
+        return f"model {model.served_model_name[0]}, max_model_len {model.max_model_len}"
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Lets running requests finish, as long as they may."""
+        state, timeout = self._state, self._options.shutdown_timeout
+        state.draining = True
+        if len(state.active):
+            say(
+                f"shutting down: waiting up to {timeout:g} s for {len(state.active)} running requests "
+                "(send the signal again to end them now)"
+            )
+            idle = asyncio.create_task(state.active.wait_idle(timeout))
+            hurried = asyncio.create_task(self._hurried.wait())
+            await asyncio.wait((idle, hurried), return_when=asyncio.FIRST_COMPLETED)
+            idle.cancel()
+            hurried.cancel()
+        state.active.end_all(UnavailableError("the server is shutting down; the request was ended before it was done"))
+
+
+def say(line: str) -> None:
+    """A line for whoever started the server."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _log_like_octavo(uvicorn_logger: logging.Logger) -> None:
+    uvicorn_logger.handlers = list(logging.getLogger("octavo").handlers)
+    uvicorn_logger.propagate = False
+
+
+async def _in_daemon_thread(call: Callable[[], _T]) -> _T:
+    """The result of a call that may take minutes; a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, daemon=True, name="octavo-config").start()
+    return await future

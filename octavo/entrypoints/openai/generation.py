@@ -1,0 +1,125 @@
+"""What completions and chats share: one HTTP request's prompts as engine requests, their outputs as one stream, and the
+count of their tokens."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from octavo.entrypoints.openai.protocol import GenerationRequest
+from octavo.entrypoints.openai.responses import TokenDetails, Usage
+from octavo.errors import RequestError
+from octavo.types import MAX_CHOICES, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.engine import AsyncLLM, EngineInputs
+
+__all__ = ["TokenCount", "merge_outputs", "process_prompts"]
+
+# Makes ids unique in the engine, whatever ids clients choose.
+_numbers = itertools.count()
+
+
+async def process_prompts(
+    engine: "AsyncLLM",
+    prompts: list[Any],
+    params: SamplingParams,
+    request: GenerationRequest,
+    request_id: str,
+    arrival_time: float,
+) -> "list[EngineInputs]":
+    """Checks and encodes all prompts. Nothing has been started when one of them is refused.
+
+    Raises:
+        RequestError: it says which prompt, where there are several.
+    """
+    if len(prompts) * params.n > MAX_CHOICES:
+        message = (
+            f"{len(prompts)} prompts with n = {params.n} are {len(prompts) * params.n} choices; at most {MAX_CHOICES}"
+        )
+        raise RequestError(message, param="n")
+    found = []
+    for index, prompt in enumerate(prompts):
+        try:
+            inputs = await engine.process_inputs(
+                prompt,
+                params,
+                f"{request_id}-{next(_numbers)}",
+                priority=request.priority or 0,
+                cache_salt=request.cache_salt,
+                arrival_time=arrival_time,
+            )
+        except RequestError as error:
+            if len(prompts) == 1:
+                raise
+            raise type(error)(f"prompt {index}: {error}", param=error.param) from None
+        found.append(inputs)
+    return found
+
+
+async def merge_outputs(
+    engine: "AsyncLLM", inputs: "list[EngineInputs]"
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Runs the requests together; yields (index of the prompt, output) as outputs come. Closing it ends them all, and
+    so does the failure of one."""
+    if len(inputs) == 1:
+        async with aclosing(engine.generate_from(inputs[0])) as outputs:
+            async for output in outputs:
+                yield 0, output
+        return
+    # One place each at most, so that a reader that is slow holds back those who fill it.
+    queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=1)
+
+    async def pump(index: int) -> None:
+        try:
+            async with aclosing(engine.generate_from(inputs[index])) as outputs:
+                async for output in outputs:
+                    await queue.put((index, output))
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    pumps = [asyncio.create_task(pump(index)) for index in range(len(inputs))]
+    try:
+        unfinished = len(pumps)
+        while unfinished:
+            item = await queue.get()
+            if item is None:
+                unfinished -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+class TokenCount:
+    """Counts the tokens of one HTTP request, each once.
+
+    Args:
+        num_prompt_tokens: of all prompts together.
+    """
+
+    def __init__(self, num_prompt_tokens: int) -> None:
+        self._prompt = num_prompt_tokens
+        self._completion = 0
+        self._cached: dict[int, int] = {}  # by prompt
+
+    def add(self, prompt_index: int, output: RequestOutput) -> None:
+        """Takes in an output whose token ids have not been counted before."""
+        self._cached[prompt_index] = output.num_cached_tokens
+        for choice in output.outputs:
+            self._completion += len(choice.token_ids)
+
+    def usage(self) -> Usage:
+        return Usage(
+            self._prompt,
+            self._completion,
+            self._prompt + self._completion,
+            TokenDetails(sum(self._cached.values())),
+        )

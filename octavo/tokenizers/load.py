@@ -1,0 +1,180 @@
+"""Finds and reads a checkpoint's tokenizer: a Hugging Face folder, or a GGUF file's metadata.
+
+Whatever is wrong with a file ends in one CheckpointError that names it.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from octavo.checkpoints import read_gguf_metadata
+from octavo.errors import CheckpointError, OctavoError
+from octavo.logging import init_logger, one_line
+from octavo.tokenizers.gguf import build_from_gguf
+from octavo.tokenizers.post_processor import surround
+from octavo.tokenizers.tokenizer import Tokenizer
+
+__all__ = ["load_tokenizer"]
+
+logger = init_logger(__name__)
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Reads the tokenizer of the checkpoint at ``path`` (a Hugging Face folder or a .gguf file).
+
+    Raises:
+        CheckpointError: a file is missing or malformed.
+        UnsupportedError: the tokenizer is of a kind that octavo does not have.
+    """
+    if path.is_dir():
+        return _load_folder(path)
+    if path.suffix == ".gguf":
+        metadata = read_gguf_metadata(path)
+        with _one_error(path):
+            return build_from_gguf(metadata, str(path))
+    raise CheckpointError("no tokenizer here: expected a folder with tokenizer.json or a .gguf file", file=str(path))
+
+
+@contextmanager
+def _one_error(file: Path) -> Iterator[None]:
+    """Turns everything that goes wrong inside into a CheckpointError, the library's Rust panics included."""
+    try:
+        yield
+    except (OctavoError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        cause = one_line(str(error)) or type(error).__name__
+        raise CheckpointError(f"malformed tokenizer: {cause[:300]}", file=str(file)) from error
+
+
+def _load_folder(folder: Path) -> Tokenizer:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError("tokenizer.json is missing; octavo reads no other tokenizer file", file=str(folder))
+    with _one_error(file):
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    config_file = folder / "tokenizer_config.json"
+    config = _read_object(config_file)
+    with _one_error(config_file):
+        # Older checkpoints keep the special tokens' names in a file of their own.
+        named_tokens = _named_tokens(folder / "special_tokens_map.json") | _named_tokens(config_file)
+        special_tokens = _add_tokens(backend, config, named_tokens, config_file)
+        _set_post_processor(backend, config, named_tokens, config_file)
+    with _one_error(file):
+        return Tokenizer(
+            backend,
+            named_tokens=named_tokens,
+            special_tokens=special_tokens,
+            chat_template=_chat_template(folder, config),
+            file=str(file),
+        )
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"cannot be read as text: {one_line(str(error))}", file=str(file)) from error
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """A JSON object; {} where there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(_read_text(file))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"not valid JSON: {one_line(str(error))}", file=str(file)) from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"expected a JSON object, found {type(found).__name__}", file=str(file))
+    return found
+
+
+def _token_text(value: Any, key: str, file: Path) -> str:
+    """A token is given by its text, or by an object that holds it."""
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise CheckpointError(f"{key} must be a token's text, found {type(text).__name__}", file=str(file))
+    return text
+
+
+def _named_tokens(file: Path) -> dict[str, str]:
+    found = _read_object(file)
+    return {key: _token_text(found[key], key, file) for key in _NAMED_TOKENS if found.get(key) is not None}
+
+
+def _add_tokens(
+    backend: tokenizers.Tokenizer, config: dict[str, Any], named_tokens: dict[str, str], file: Path
+) -> frozenset[str]:
+    """Adds what the configuration says beyond tokenizer.json; returns the texts of all special tokens."""
+    added = backend.get_added_tokens_decoder()
+    special = {token.content for token in added.values() if token.special}
+    known = {token.content for token in added.values()}
+    stated = config.get("added_tokens_decoder") or {}
+    for key, entry in sorted(stated.items(), key=lambda item: int(item[0])):
+        content = _token_text(entry, f"added_tokens_decoder[{key}]", file)
+        if content in known and (content in special or not entry.get("special")):
+            continue
+        flags = {flag: bool(entry.get(flag, False)) for flag in ("single_word", "lstrip", "rstrip", "special")}
+        normalized = bool(entry.get("normalized", not flags["special"]))
+        _add(backend, tokenizers.AddedToken(content, normalized=normalized, **flags))
+        if backend.token_to_id(content) != int(key):
+            message = f"added_tokens_decoder gives token {content!r} the id {key}, but it is "
+            raise CheckpointError(message + f"{backend.token_to_id(content)} by tokenizer.json", file=str(file))
+        known.add(content)
+        if flags["special"]:
+            special.add(content)
+    for name, content in named_tokens.items():
+        if content in special or not content:
+            continue
+        if backend.token_to_id(content) is None:
+            logger.warning("%s: %s %r is not in the vocabulary; it is left out", file, name, content)
+            continue
+        _add(backend, tokenizers.AddedToken(content, special=True, normalized=False))
+        special.add(content)
+    return frozenset(special)
+
+
+def _add(backend: tokenizers.Tokenizer, token: tokenizers.AddedToken) -> None:
+    if token.special:
+        backend.add_special_tokens([token])
+    else:
+        backend.add_tokens([token])
+
+
+def _set_post_processor(
+    backend: tokenizers.Tokenizer, config: dict[str, Any], named_tokens: dict[str, str], file: Path
+) -> None:
+    """Where the configuration says what is put around a text, that holds (as in transformers); else tokenizer.json."""
+    if config.get("add_bos_token") is None and config.get("add_eos_token") is None:
+        return
+    around = []
+    for flag, name in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
+        stated = config.get(flag)
+        if stated is not None and not isinstance(stated, bool):
+            raise CheckpointError(f"{flag} must be true or false, found {stated!r}", file=str(file))
+        around.append(named_tokens.get(name) if stated else None)
+        if stated and (around[-1] is None or backend.token_to_id(around[-1]) is None):
+            raise CheckpointError(f"{flag} is true, but there is no {name} in the vocabulary", file=str(file))
+    surround(backend, *around)
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    """A file of its own goes before the configuration's entry; of several named templates, the one named default."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return _read_text(file)
+    stated = config.get("chat_template")
+    if isinstance(stated, list):
+        by_name = {entry["name"]: entry["template"] for entry in stated}
+        stated = by_name.get("default")
+    if stated is not None and not isinstance(stated, str):
+        message = f"chat_template must be text or a list of named texts, found {type(stated).__name__}"
+        raise CheckpointError(message, file=str(folder / "tokenizer_config.json"))
+    return stated

@@ -1,0 +1,70 @@
+"""What each token id adds to the text, worked out when it is first met and kept for all requests of the process."""
+
+import json
+from dataclasses import dataclass
+
+import tokenizers
+
+from octavo.tokenizers.decoder import DecoderPlan, Join, byte_fallback_value, byte_level_bytes, plan_decoder
+
+__all__ = ["TokenPiece", "TokenTable"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPiece:
+    """A token's part of the text.
+
+    Attributes:
+        text: the part, where it is whole characters; None: its bytes are only parts of some.
+        raw: the bytes, where text is joined from bytes.
+    """
+
+    text: str | None
+    raw: bytes
+
+
+class TokenTable:
+    """Token id → TokenPiece. Thread-safe: two threads may work out the same entry, with the same result.
+
+    Attributes:
+        plan: the decoder's plan.
+        special_token_ids: ids whose text is left out when special tokens are skipped.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, special_tokens: frozenset[str]) -> None:
+        decoder = backend.decoder
+        # A decoder's pickled state is its part of tokenizer.json.
+        self.plan: DecoderPlan = plan_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
+        found = (backend.token_to_id(token) for token in special_tokens)
+        self.special_token_ids = frozenset(token_id for token_id in found if token_id is not None)
+        self._id_to_token = backend.id_to_token
+        self._later: dict[int, TokenPiece | None] = {}
+
+    def piece(self, token_id: int) -> TokenPiece | None:
+        """What the id adds after other tokens; None: there is no such token, and decoding leaves it out."""
+        try:
+            return self._later[token_id]
+        except KeyError:
+            piece = self._later[token_id] = self._make(token_id, False)
+            return piece
+
+    def first_piece(self, token_id: int) -> TokenPiece | None:
+        """What the id adds at the very beginning."""
+        return self._make(token_id, True)
+
+    def _make(self, token_id: int, first: bool) -> TokenPiece | None:
+        token = self._id_to_token(token_id)
+        if token is None:
+            return None
+        part = self.plan.prepare(token, first)
+        if self.plan.join is Join.BYTE_LEVEL:
+            raw = byte_level_bytes(part)
+            try:
+                return TokenPiece(raw.decode("utf-8"), raw)
+            except UnicodeDecodeError:
+                return TokenPiece(None, raw)
+        if self.plan.join is Join.BYTE_FALLBACK:
+            value = byte_fallback_value(part)
+            if value is not None:
+                return TokenPiece(None, bytes([value]))
+        return TokenPiece(part, b"")

@@ -1,0 +1,121 @@
+"""Tokenizer: what the rest of octavo knows of one. Thread-safe: nothing of it changes once it is loaded.
+
+Encoding may take long for long texts; it lets other threads run meanwhile, and belongs off the event loop.
+"""
+
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import tokenizers
+
+from octavo.tokenizers.protected import ProtectedEncoder
+from octavo.tokenizers.token_table import TokenTable
+
+__all__ = ["Tokenizer"]
+
+
+class Tokenizer:
+    """A loaded tokenizer.
+
+    Args:
+        backend: the library's tokenizer; it is not to be changed afterwards.
+        named_tokens: special tokens by their role (``"bos_token"``, ``"eos_token"``, …), as chat templates see them.
+        special_tokens: text of every special token.
+        chat_template: Jinja source, where the checkpoint has one.
+        file: where it came from, for messages.
+
+    Attributes:
+        named_tokens, special_tokens, chat_template, file: as given.
+        token_table: what each id adds to text.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        named_tokens: dict[str, str],
+        special_tokens: frozenset[str],
+        chat_template: str | None,
+        file: str,
+    ) -> None:
+        # A prompt is never cut and never padded, whatever the file was saved with.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.named_tokens = named_tokens
+        self.special_tokens = special_tokens
+        self.chat_template = chat_template
+        self.file = file
+        self.token_table = TokenTable(backend, special_tokens)
+        self._protected: ProtectedEncoder | None = None
+        self._protected_lock = threading.Lock()
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.named_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.named_tokens.get("eos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        eos_token = self.eos_token
+        return None if eos_token is None else self._backend.token_to_id(eos_token)
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        return self.token_table.special_token_ids
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Largest id + 1. The model's logits may be wider."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; the names of special tokens in it count as these tokens.
+
+        Args:
+            add_special_tokens: add what the checkpoint puts around a text (mostly a beginning-of-sequence token).
+        """
+        # Alone among the library's ways to encode, the batched one lets other threads run; "fast" leaves out offsets.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
+
+    def encode_rendered(self, text: str, written: Sequence[tuple[int, int]] | None = None) -> list[int]:
+        """Token ids of a text that a chat template rendered; nothing is put around it.
+
+        Args:
+            written: spans of ``text`` that count as special tokens, in order; the same names elsewhere are plain text.
+                None: all names of special tokens count.
+        """
+        if written is None:
+            return self.encode(text, add_special_tokens=False)
+        with self._protected_lock:
+            if self._protected is None:
+                self._protected = ProtectedEncoder(self._backend, self.special_tokens, self.file)
+        return self._protected.encode(text, written)
+
+    def find_special(self, text: str) -> list[tuple[int, int]]:
+        """Where the names of special tokens stand in ``text``, as spans in order."""
+        if self._special_pattern is None:
+            return []
+        return [found.span() for found in self._special_pattern.finditer(text)]
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of the ids; ids without a token add nothing."""
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def decode_token(self, token_id: int) -> str:
+        """What the token adds to a text that has begun, special or not; U+FFFD for parts of characters."""
+        piece = self.token_table.piece(token_id)
+        if piece is None:
+            return ""
+        return piece.raw.decode("utf-8", "replace") if piece.text is None else piece.text
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str] | None:
+        longest_first = sorted(filter(None, self.special_tokens), key=lambda token: (-len(token), token))
+        return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None

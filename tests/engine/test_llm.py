@@ -1,0 +1,271 @@
+"""Specification of LLM, on a tiny random Llama: right answers, the same ones in any company, and errors that name
+their cause and harm nobody else."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from octavo import LLM, RequestOutput, SamplingParams
+from octavo.errors import EngineDeadError, RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "num_gpu_blocks_override": 256}
+PROMPTS = ["The quick brown fox", "Once upon a time there was", "hello, how are you?", "é"]
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_llama_dir: Path) -> Iterator[LLM]:
+    with LLM(str(tiny_llama_dir), **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_llama_dir: Path) -> transformers.LlamaForCausalLM:
+    return transformers.LlamaForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32).eval()
+
+
+def run(llm: LLM, prompts: Any, params: Any = GREEDY, **options: Any) -> list[RequestOutput]:
+    return llm.generate(prompts, params, use_tqdm=False, **options)
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[list[int]]]:
+    return [[choice.token_ids for choice in output.outputs] for output in outputs]
+
+
+# ---- right answers --------------------------------------------------------------------------------------------------
+
+
+def test_greedy_tokens_equal_transformers(llm: LLM, reference: transformers.LlamaForCausalLM) -> None:
+    for output in run(llm, PROMPTS):
+        ids = torch.tensor([output.prompt_token_ids])
+        with torch.inference_mode():
+            expected = reference.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=[], pad_token_id=0)
+        assert output.outputs[0].token_ids == expected[0, ids.shape[1] :].tolist()
+        assert output.outputs[0].finish_reason == "length"
+        assert output.finished
+
+
+def test_logprobs_are_those_of_the_raw_distribution(llm: LLM, reference: transformers.LlamaForCausalLM) -> None:
+    params = SamplingParams(temperature=1.3, top_k=50, seed=5, max_tokens=8, logprobs=4, ignore_eos=True)
+    (output,) = run(llm, PROMPTS[0], params)
+    choice = output.outputs[0]
+    start = len(output.prompt_token_ids)
+    with torch.inference_mode():
+        logits = reference(torch.tensor([output.prompt_token_ids + choice.token_ids])).logits[0]
+    raw = logits.log_softmax(-1)
+    assert choice.logprobs is not None
+    for position, (token_id, table) in enumerate(zip(choice.token_ids, choice.logprobs, strict=True)):
+        row = raw[start - 1 + position]
+        assert next(iter(table)) == token_id
+        top = row.topk(4).indices.tolist()
+        assert set(table) == {token_id, *top}
+        for other, entry in table.items():
+            assert entry.logprob == pytest.approx(row[other].item(), abs=1e-4)
+            assert entry.rank == int((row > row[other]).sum()) + 1
+            assert entry.decoded_token == llm.get_tokenizer().decode_token(other)
+    total = sum(table[token_id].logprob for token_id, table in zip(choice.token_ids, choice.logprobs, strict=True))
+    assert choice.cumulative_logprob == pytest.approx(total)
+
+
+def test_text_is_the_decoding_of_all_ids(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    for output in run(llm, PROMPTS, SamplingParams(seed=3, max_tokens=60, ignore_eos=True)):
+        assert output.outputs[0].text == tokenizer.decode(output.outputs[0].token_ids)
+        assert output.prompt_token_ids == tokenizer.encode(output.prompt or "")
+
+
+@pytest.mark.parametrize("width", [2, 5])
+def test_a_stop_string_may_be_split_over_tokens(llm: LLM, width: int) -> None:
+    whole = run(llm, PROMPTS[0], SamplingParams(seed=8, max_tokens=80, ignore_eos=True))[0].outputs[0]
+    stop = whole.text[30 : 30 + width]
+    params = SamplingParams(seed=8, max_tokens=80, ignore_eos=True, stop=[stop, "not in it"])
+    cut = run(llm, PROMPTS[0], params)[0].outputs[0]
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+    assert stop in llm.get_tokenizer().decode(cut.token_ids)
+    assert stop not in llm.get_tokenizer().decode(cut.token_ids[:-1])
+
+
+def test_stop_tokens_end_the_request_and_do_not_show(llm: LLM) -> None:
+    whole = run(llm, PROMPTS[1])[0].outputs[0]
+    stop_id = whole.token_ids[5]
+    at = whole.token_ids.index(stop_id)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[stop_id])
+    cut = run(llm, PROMPTS[1], params)[0].outputs[0]
+    assert cut.token_ids == whole.token_ids[: at + 1]
+    assert cut.text == llm.get_tokenizer().decode(whole.token_ids[:at])
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop_id)
+
+
+def test_without_max_tokens_the_context_is_filled(llm: LLM) -> None:
+    ids = [5] * 480
+    (output,) = run(llm, {"prompt_token_ids": ids}, SamplingParams(max_tokens=None, ignore_eos=True, seed=1))
+    assert len(output.outputs[0].token_ids) == 512 - 480
+    assert output.outputs[0].finish_reason == "length"
+
+
+def test_the_default_is_sixteen_sampled_tokens(llm: LLM) -> None:
+    (output,) = llm.generate("hello", use_tqdm=False)
+    assert len(output.outputs[0].token_ids) <= 16
+    assert output.outputs[0].logprobs is None
+
+
+def test_a_prompt_seen_before_comes_from_the_cache(llm: LLM) -> None:
+    prompt = {"prompt_token_ids": list(range(10, 60))}
+    assert llm.reset_prefix_cache()
+    first, second = run(llm, prompt)[0], run(llm, prompt)[0]
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 48)
+    assert tokens([first]) == tokens([second])
+
+
+def test_the_last_output_carries_the_requests_times(llm: LLM) -> None:
+    times = run(llm, PROMPTS[0])[0].metrics
+    assert times is not None
+    in_order = [times.arrival_time, times.queued_time, times.scheduled_time, times.first_token_time]
+    assert [0.0, *in_order, times.last_token_time] == sorted([0.0, *in_order, times.last_token_time])
+    assert times.arrival_time > 0.0
+
+
+# ---- the same in any company ----------------------------------------------------------------------------------------
+
+
+def test_outputs_come_in_order_and_do_not_depend_on_it(llm: LLM) -> None:
+    params = [SamplingParams(seed=seed, max_tokens=9 + seed, ignore_eos=True) for seed in range(len(PROMPTS))]
+    together = tokens(run(llm, PROMPTS, params))
+    alone = [tokens(run(llm, prompt, each))[0] for prompt, each in zip(PROMPTS, params, strict=True)]
+    backwards = tokens(run(llm, PROMPTS[::-1], params[::-1]))
+    assert together == alone == backwards[::-1]
+    assert [len(choices[0]) for choices in together] == [9, 10, 11, 12]
+
+
+def test_choices_differ_and_repeat_with_the_seed(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=7, max_tokens=10, ignore_eos=True)
+    first, second = run(llm, PROMPTS[0], params)[0], run(llm, PROMPTS[0], params)[0]
+    assert [choice.index for choice in first.outputs] == [0, 1, 2]
+    assert tokens([first]) == tokens([second])
+    assert len({tuple(choice.token_ids) for choice in first.outputs}) == 3
+    single = run(llm, PROMPTS[0], SamplingParams(seed=7, max_tokens=10, ignore_eos=True))[0]
+    assert single.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_chat_is_generate_on_the_rendered_messages(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    rendered = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    (answer,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert answer.prompt == rendered
+    assert tokens([answer]) == tokens(run(llm, {"prompt_token_ids": answer.prompt_token_ids}))
+    both = llm.chat([messages, messages[:1]], GREEDY, use_tqdm=False)
+    assert tokens(both) == tokens([answer, answer])
+    (bare,) = llm.chat(messages, GREEDY, use_tqdm=False, add_generation_prompt=False)
+    assert bare.prompt == rendered.removesuffix("<|im_start|>assistant\n")
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    assert llm.chat(messages, GREEDY, use_tqdm=False, chat_template=template)[0].prompt == "[hello]"
+
+
+# ---- refusals, failures, interrupts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "priority", "param"),
+    [
+        (["a", ""], GREEDY, None, "prompt"),
+        (["a", {"prompt_token_ids": [10**6]}], GREEDY, None, "prompt"),
+        (["a", "b"], [GREEDY], None, "sampling_params"),
+        (["a"], [], None, "sampling_params"),
+        (["a", "b"], [GREEDY, None], None, "sampling_params"),
+        (["a", "b"], GREEDY, [0], "priority"),
+        (["a", "b"], GREEDY, [0, 1], "priority"),
+        (["a", "x " * 600], GREEDY, None, "input_tokens"),
+        (None, GREEDY, None, "prompts"),
+    ],
+)
+def test_a_refusal_names_what_it_is_about_and_starts_nothing(
+    llm: LLM, prompts: Any, params: Any, priority: Any, param: str
+) -> None:
+    before = llm.reset_prefix_cache()
+    with pytest.raises(ValueError, match=r".") as caught:
+        run(llm, prompts, params, priority=priority)
+    assert isinstance(caught.value, RequestError)
+    assert caught.value.param == param
+    if isinstance(prompts, list) and len(prompts) == 2 and param in ("prompt", "input_tokens"):
+        assert str(caught.value).startswith("prompt 1: ")
+    assert before
+    # The first prompt was a good one: had it been computed, its blocks would now be known.
+    assert run(llm, "a" * 64)[0].num_cached_tokens == 0
+
+
+def test_no_prompts_no_outputs(llm: LLM) -> None:
+    assert run(llm, []) == []
+
+
+def test_nan_logits_fail_their_own_request_only(
+    make_tiny_llama: Callable[..., Path], llm: LLM, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_tiny_llama()
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][9] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    good, bad = {"prompt_token_ids": [20, 21, 22]}, {"prompt_token_ids": [20, 9, 22]}
+    with LLM(str(folder), **OPTIONS) as poisoned:
+        outputs = run(poisoned, [good, bad, good], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length"]
+    assert outputs[1].finished
+    assert outputs[1].outputs[0].token_ids == []
+    assert outputs[0].outputs[0].token_ids == outputs[2].outputs[0].token_ids
+    assert "request 1 failed" in capfd.readouterr().err
+
+
+def test_ctrl_c_aborts_the_requests_and_leaves_the_llm_usable(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = tokens(run(llm, PROMPTS))
+    client = llm._client
+    steps = 0
+
+    def step_and_press() -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original()
+
+    original = client.get_outputs
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "get_outputs", step_and_press)
+        with pytest.raises(KeyboardInterrupt):
+            run(llm, PROMPTS, SamplingParams(max_tokens=400, ignore_eos=True))
+    assert steps == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert client.call_utility("stats")["num_running"] == 0
+    assert tokens(run(llm, PROMPTS)) == expected
+
+
+def test_a_shut_down_llm_says_so(tiny_llama_dir: Path) -> None:
+    with LLM(str(tiny_llama_dir), **OPTIONS) as llm:
+        pass
+    llm.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        run(llm, "a")
+
+
+@pytest.mark.parametrize("multiprocessing", ["0", "1"])
+def test_a_script_needs_no_shutdown(tiny_llama_dir: Path, multiprocessing: str) -> None:
+    script = (
+        "from octavo import LLM, SamplingParams\n"
+        f"llm = LLM({str(tiny_llama_dir)!r}, num_gpu_blocks_override=64)\n"
+        "params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)\n"
+        "print(len(llm.generate(['hello', 'fox'], params)))"
+    )
+    environment = os.environ | {"OCTAVO_ENABLE_MULTIPROCESSING": multiprocessing, "OCTAVO_LOG_LEVEL": "WARNING"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "2\n")
+    assert "Traceback" not in done.stderr
+    assert "2/2" in done.stderr  # the progress bar

@@ -1,0 +1,267 @@
+"""A server in this process: the real app over a fake engine that answers at once and does as it is told."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from octavo.config import EngineArgs, OctavoConfig, resolve_config
+from octavo.engine import InputProcessor
+from octavo.entrypoints import ServerState, Services, build_app
+from octavo.errors import EngineDeadError, RequestError
+from octavo.metrics import EngineMetrics
+from octavo.types import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    ModelFacts,
+    PlatformFacts,
+    RequestMetrics,
+    RequestOutput,
+    RequestOutputKind,
+    SchedulerStats,
+)
+
+VOCAB_SIZE = 300
+MAX_MODEL_LEN = 64
+MAX_BODY_BYTES = 20_000
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+class FakeTokenizer:
+    """A token a character; ids from 3."""
+
+    vocab_size = VOCAB_SIZE
+    chat_template = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [3 + ord(character) % (VOCAB_SIZE - 3) for character in text]
+
+    def decode_token(self, token_id: int) -> str:
+        return chr(token_id - 3)
+
+
+def make_config(**stated: Any) -> OctavoConfig:
+    facts = ModelFacts(
+        path="somewhere",
+        format="safetensors",
+        architecture="LlamaForCausalLM",
+        hf_config={},
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=MAX_MODEL_LEN,
+        dtype="float32",
+        weight_bytes=1,
+        generation_config={},
+        eos_token_ids=[2],
+        fingerprint="f",
+    )
+    platform = PlatformFacts(
+        name="cpu",
+        num_threads=1,
+        supported_dtypes=["bfloat16", "float32"],
+        default_memory_share=0.4,
+        default_max_num_batched_tokens=2048,
+        default_max_num_seqs=128,
+        default_block_size=16,
+        async_scheduling=False,
+    )
+    return resolve_config(EngineArgs(**({"model": "m", "seed": 0} | stated)), facts, platform)
+
+
+class FakeAsyncLLM:
+    """AsyncLLM's surface. The answer to any prompt is the alphabet, over and over.
+
+    Attributes:
+        started: engine requests that have ever been started.
+        running: those under way.
+        aborted: those that were closed before their end.
+        hold_after: a request stops after so many tokens, until ``release`` is set.
+        fail_after: (tokens, error): what happens to a request then.
+        logprob_of_b: logprob of every second token.
+    """
+
+    def __init__(self, **stated: Any) -> None:
+        self.config = make_config(**stated)
+        self.tokenizer = FakeTokenizer()
+        self.metrics = EngineMetrics("m")
+        self.dead_error: EngineDeadError | None = None
+        self.started: list[str] = []
+        self.running: set[str] = set()
+        self.aborted: list[str] = []
+        self.hold_after: int | None = None
+        self.release = asyncio.Event()
+        self.fail_after: tuple[int, Exception] | None = None
+        self.logprob_of_b = -1.5
+        self._inputs = InputProcessor(self.config, self.tokenizer)  # type: ignore[arg-type]
+
+    async def render(self, messages: list[dict[str, Any]]) -> Any:
+        for message in messages:
+            if not isinstance(message.get("content"), str) or message.get("role") == "wizard":
+                raise RequestError("messages: not a message", param="messages")
+        text = "".join(f"{message['role'][0]}:{message['content']}" for message in messages)
+        return SimpleNamespace(text=text, token_ids=self.tokenizer.encode(text))
+
+    async def process_inputs(self, prompt: Any, params: Any, request_id: str, **options: Any) -> Any:
+        return self._inputs.process(request_id, prompt, params, **options)
+
+    async def generate_from(self, inputs: Any) -> AsyncGenerator[RequestOutput, None]:
+        request_id = inputs.request_id
+        self.started.append(request_id)
+        self.running.add(request_id)
+        self._tell()
+        try:
+            delta = inputs.params.output_kind == RequestOutputKind.DELTA
+            total = inputs.params.max_tokens
+            for position in range(total):
+                await self._obey(position)
+                await asyncio.sleep(0)
+                if delta:
+                    yield self._output(inputs, position, position + 1, finished=position + 1 == total)
+            self.running.discard(request_id)
+            self._count(inputs)
+            if not delta:
+                yield self._output(inputs, 0, total, finished=True)
+        finally:
+            if request_id in self.running:
+                self.running.discard(request_id)
+                self.aborted.append(request_id)
+            self._tell()
+
+    async def _obey(self, position: int) -> None:
+        if self.fail_after is not None and position == self.fail_after[0]:
+            raise self.fail_after[1]
+        if position == self.hold_after:
+            await self.release.wait()
+
+    def _output(self, inputs: Any, begin: int, end: int, finished: bool) -> RequestOutput:
+        positions = range(begin, end)
+        text = "".join(ALPHABET[position % 26] for position in positions)
+        ids = self.tokenizer.encode(text)
+        tables = None
+        if inputs.params.logprobs is not None:
+            tables = [self._table(token_id, inputs.params.logprobs) for token_id in ids]
+        choices = [
+            CompletionOutput(index, text, ids, None, tables, "length" if finished else None)
+            for index in range(inputs.params.n)
+        ]
+        return RequestOutput(inputs.request_id, inputs.prompt, inputs.prompt_token_ids, choices, finished, 1)
+
+    def _table(self, token_id: int, num_top: int) -> dict[int, Logprob]:
+        """The sampled token is the second most likely one."""
+        table = {token_id: Logprob(self.logprob_of_b if token_id % 2 else -0.5, 2, self.tokenizer.decode_token(token_id))}
+        for rank in (1, *range(3, num_top + 1)):
+            if rank <= num_top:
+                table[rank + 100] = Logprob(-0.1 * rank, rank, f"<{rank}>")
+        return table
+
+    def _count(self, inputs: Any) -> None:
+        times = RequestMetrics(arrival_time=1.0)
+        self.metrics.on_outputs(len(inputs.prompt_token_ids), inputs.params.max_tokens)
+        self.metrics.on_finished(FinishReason.LENGTH, times, len(inputs.prompt_token_ids), inputs.params.max_tokens, 2.0)
+
+    def _tell(self) -> None:
+        self.metrics.on_step(SchedulerStats(num_running=len(self.running)))
+
+
+class Server:
+    """The app over a fake engine, and a client of it."""
+
+    def __init__(self, **stated: Any) -> None:
+        self.engine = FakeAsyncLLM(**stated)
+        self.state = ServerState(MAX_BODY_BYTES)
+        self.state.services = Services(self.engine)  # type: ignore[arg-type]
+        self.app = build_app(self.state)
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(ask())
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        """``body``: what is sent as JSON; bytes are sent as they are."""
+        if isinstance(body, bytes):
+            headers = {"content-type": "application/json"} | options.pop("headers", {})
+            return self.request("POST", path, content=body, headers=headers, **options)
+        return self.request("POST", path, json=body, **options)
+
+    def complete(self, **fields: Any) -> httpx.Response:
+        return self.post("/v1/completions", {"model": "m", "prompt": "hi", "max_tokens": 4, "temperature": 0} | fields)
+
+    def chat(self, **fields: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": "hi"}]
+        body = {"model": "m", "messages": messages, "max_tokens": 4, "temperature": 0}
+        return self.post("/v1/chat/completions", body | fields)
+
+
+def events_of(response: httpx.Response) -> list[Any]:
+    """The JSON of a stream's events; the last must be [DONE]."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = response.text.split("\n\n")
+    assert lines[-1] == ""
+    assert lines[-2] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+@pytest.fixture
+def events() -> Callable[[httpx.Response], list[Any]]:
+    return events_of
+
+
+@pytest.fixture
+def make_server() -> Callable[..., Server]:
+    """``make_server(**EngineArgs)`` → Server."""
+    return Server
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def canary(server: Server) -> Iterator[None]:
+    """After a probe the server is as it was: healthy, the same answer to the same question, nothing left running."""
+    yield
+    assert server.get("/health").status_code == 200
+    answer = server.complete()
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["text"] == "abcd"
+    assert server.engine.running == set()
+    scrape = server.get("/metrics").text
+    for name in ("running", "waiting"):
+        assert f'vllm:num_requests_{name}{{engine="0",model_name="m"}} 0.0' in scrape
+
+
+def error_of(response: httpx.Response, code: int, param: str | None = None) -> dict[str, Any]:
+    """Asserts that a response is an error in OpenAI's shape that gives nothing away."""
+    assert response.status_code == code, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert len(response.content) < 4096
+    body = response.json()
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == code
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    assert error["param"] is None or isinstance(error["param"], str)
+    for secret in ("Traceback", "0x", ".py", "site-packages"):
+        assert secret not in error["message"]
+    if param is not None:
+        assert (error["param"] or "").split(".")[0] == param, error
+    return error
+
+
+@pytest.fixture
+def error() -> Callable[..., dict[str, Any]]:
+    return error_of
