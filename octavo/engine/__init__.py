@@ -13,9 +13,11 @@ __all__ = [
     "EngineCore",
     "EngineCoreClient",
     "EngineCoreProc",
+    "EngineInputs",
     "InprocClient",
     "InputProcessor",
     "OutputProcessor",
+    "Prompt",
     "SyncMPClient",
     "build_config",
     "make_async_client",
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from octavo.engine.config_builder import build_config
     from octavo.engine.core import EngineCore
     from octavo.engine.core_proc import EngineCoreProc
-    from octavo.engine.input_processor import InputProcessor
+    from octavo.engine.input_processor import EngineInputs, InputProcessor, Prompt
     from octavo.engine.llm import LLM
     from octavo.engine.mp_client import AsyncMPClient, SyncMPClient
     from octavo.engine.output_processor import OutputProcessor
@@ -47,9 +49,11 @@ _HOMES = {
     "EngineCore": "core",
     "EngineCoreClient": "client",
     "EngineCoreProc": "core_proc",
+    "EngineInputs": "input_processor",
     "InprocClient": "client",
     "InputProcessor": "input_processor",
     "OutputProcessor": "output_processor",
+    "Prompt": "input_processor",
     "SyncMPClient": "mp_client",
     "build_config": "config_builder",
     "make_async_client": "client",

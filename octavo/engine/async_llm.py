@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 # A prompt of at most so many characters or ids is processed on the loop: that takes less than a thread switch.
 _INLINE_CHARACTERS = 400
-_INLINE_IDS = 4096
+_INLINE_IDS = 2048
 _TEXT_THREADS = 4
 
 
@@ -105,7 +105,7 @@ class AsyncLLM:
                 asyncio.wrap_future(self._text), self._client.wait_ready(self._on_progress)
             )
         except BaseException as error:
-            if not isinstance(error, EngineDeadError):
+            if isinstance(error, Exception) and self.dead_error is None:
                 self._fail(error)
             self.shutdown()
             raise
@@ -150,14 +150,14 @@ class AsyncLLM:
             self._throughput.close()
         if self._output_task is not None:
             self._output_task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)
         if self._client is not None:
             self._client.shutdown()
         elif self._failure is None:
             self._failure = EngineDeadError("the engine has been shut down")
         self._announce_death()
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
         """The engine may be well, but nothing can be done with it any more."""
         self._failure = EngineDeadError(one_line(f"{type(error).__name__}: {error}"))
         self._failure_exit_code = 1 if isinstance(error, ConfigError | ModelError) else 3
@@ -189,6 +189,8 @@ class AsyncLLM:
         return await self._in_thread(lambda: self.renderer.render(messages, **options))
 
     async def _in_thread(self, call: Callable[[], _T]) -> _T:
+        if self.dead_error is not None:
+            raise EngineDeadError(str(self.dead_error))
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     # ---- requests ---------------------------------------------------------------------------------------------------

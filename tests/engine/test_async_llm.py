@@ -14,7 +14,7 @@ from octavo import AsyncLLM, RequestOutput, SamplingParams
 from octavo.config import EngineArgs
 from octavo.engine.output_processor import ProcessedStep
 from octavo.engine.throughput_log import ThroughputLog
-from octavo.errors import EngineDeadError, OverloadedError, RequestError
+from octavo.errors import CheckpointError, EngineDeadError, OverloadedError, RequestError
 from octavo.types import RequestOutputKind, SchedulerStats
 
 _T = TypeVar("_T")
@@ -230,13 +230,15 @@ def test_requests_during_loading_are_refused_for_now(tiny_llama_dir: Path, run: 
         llm = AsyncLLM.from_engine_args(EngineArgs(model=str(tiny_llama_dir), **OPTIONS))
         llm.start()
         try:
-            assert not llm.is_ready
+            ready = asyncio.create_task(llm.ready())
             with pytest.raises(OverloadedError, match="still loading"):
                 await collect(llm.generate("hello", seeded(), "a"))
+            assert not llm.is_ready
         finally:
             llm.shutdown()
-        with pytest.raises(EngineDeadError, match="shut down"):
-            await collect(llm.generate("hello", seeded(), "a"))
+        for late in (ready, collect(llm.generate("hello", seeded(), "a")), llm.render([])):
+            with pytest.raises(EngineDeadError, match="shut down"):
+                await late
 
     run(too_early())
 
@@ -272,7 +274,15 @@ def test_without_start_the_first_requests_wait_and_a_killed_engine_ends_every_st
 def test_a_model_that_cannot_be_loaded_is_told_as_the_cause(
     make_tiny_llama: Callable[..., Path], run: Run[Any]
 ) -> None:
-    folder = make_tiny_llama()
+    folder, other = make_tiny_llama(), make_tiny_llama()
+
+    async def load_without_tokenizer() -> None:
+        llm = AsyncLLM(model=str(other), **OPTIONS)
+        (other / "tokenizer.json").write_text("{")
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+            await llm.ready()
+        assert llm.exit_code_hint == 1
+        assert "tokenizer.json" in str(await llm.wait_dead())
 
     async def load() -> None:
         llm = AsyncLLM(model=str(folder), **OPTIONS)
@@ -284,6 +294,7 @@ def test_a_model_that_cannot_be_loaded_is_told_as_the_cause(
         assert "model.safetensors" in str(await llm.wait_dead())
 
     run(load())
+    run(load_without_tokenizer())
 
 
 # ---- the throughput log ---------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.engine import OutputProcessor
-from octavo.engine.input_processor import EngineInputs
+from octavo.engine import EngineInputs, OutputProcessor
 from octavo.engine.output_processor import RequestState
 from octavo.errors import RequestError, RequestFailedError
 from octavo.tokenizers import Tokenizer, load_tokenizer
