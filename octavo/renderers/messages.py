@@ -1,0 +1,75 @@
+"""Checks a chat's messages and copies them, so that a template sees plain data of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+from octavo.errors import RequestError
+
+__all__ = ["plain_messages"]
+
+_MAX_DEPTH = 32
+
+
+def plain_messages(messages: Any, change: Callable[[str], str]) -> list[dict[str, Any]]:
+    """A deep copy of ``messages`` in which every string went through ``change`` and text parts are one string.
+
+    Raises:
+        RequestError: (param ``messages``) they are not a non-empty list of objects with a ``role`` and a ``content`` of
+            text, or hold something that is not JSON.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
+        raise _wrong("messages must be a list of at least one message")
+    return [_message(message, f"messages[{index}]", change) for index, message in enumerate(messages)]
+
+
+def _message(message: Any, where: str, change: Callable[[str], str]) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise _wrong(f"{where} must be an object with role and content")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise _wrong(f"{where}.role must be a string such as user, assistant or system")
+    content = _content(message.get("content"), f"{where}.content")
+    if content is None and not message.get("tool_calls"):
+        raise _wrong(f"{where}.content is missing; it must be a string or a list of text parts")
+    return {key: _copy(value, where, change, 0) for key, value in {**message, "content": content}.items()}
+
+
+def _content(content: Any, where: str) -> str | None:
+    """Text parts are joined by line breaks: templates of text models take strings."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise _wrong(f"{where} must be a string or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            shown = repr(kind)[:40] if kind is not None else "a part without a type"
+            raise _wrong(f"{where}[{index}] is {shown}; this model takes text parts only")
+        if not isinstance(part.get("text"), str):
+            raise _wrong(f"{where}[{index}].text must be a string")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _copy(value: Any, where: str, change: Callable[[str], str], depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise _wrong(f"{where} is nested more than {_MAX_DEPTH} deep")
+    if isinstance(value, str):
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise _wrong(f"{where} holds half of a surrogate pair, which is not text") from error
+        return change(value)
+    if isinstance(value, dict):
+        return {str(key): _copy(entry, where, change, depth + 1) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy(entry, where, change, depth + 1) for entry in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise _wrong(f"{where} holds a {type(value).__name__}; messages are JSON data")
+
+
+def _wrong(message: str) -> RequestError:
+    return RequestError(message, param="messages")
