@@ -23,7 +23,7 @@ from octavo.logging import init_logger, one_line
 from octavo.metrics import EngineMetrics
 from octavo.renderers import ChatRenderer, RenderedPrompt
 from octavo.tokenizers import Tokenizer, load_tokenizer
-from octavo.types import RequestOutput, SamplingParams
+from octavo.types import EngineReady, RequestOutput, SamplingParams
 
 __all__ = ["AsyncLLM"]
 
@@ -47,6 +47,7 @@ class AsyncLLM:
         config: after ``ready()`` with the engine's final ``max_model_len``.
         metrics: the engine's series.
         progress: (stage, share) of loading.
+        engine_ready: the engine's final values, after ``ready()``.
     """
 
     def __init__(self, config: OctavoConfig | None = None, **options: Any) -> None:
@@ -56,6 +57,7 @@ class AsyncLLM:
         model = self.config.model
         self.metrics = EngineMetrics(model.served_model_name[0], max_model_len=model.max_model_len)
         self.progress: tuple[str, float] = ("not started", 0.0)
+        self.engine_ready: EngineReady | None = None
         self._client: AsyncEngineCoreClient | None = None
         self._started = False  # by the caller, who then knows when it is ready
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="octavo-text")
@@ -109,6 +111,7 @@ class AsyncLLM:
                 self._fail(error)
             self.shutdown()
             raise
+        self.engine_ready = engine_ready
         model = dataclasses.replace(self.config.model, max_model_len=engine_ready.max_model_len)
         self.config = dataclasses.replace(self.config, model=model)
         self._input_processor = InputProcessor(self.config, tokenizer)
