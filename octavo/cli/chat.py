@@ -2,8 +2,10 @@
 
 import argparse
 import sys
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
+
+from octavo.cli.terminal import add_client_flags, open_client, options_of, show_stream
+from octavo.logging import one_line
 
 if TYPE_CHECKING:
     from octavo.cli.api_client import ApiClient
@@ -22,21 +24,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("message", nargs="?", metavar="MESSAGE", help="one question, one answer")
     parser.add_argument("--system", metavar="TEXT", help="the system message")
-    from octavo.cli.terminal import add_client_flags
-
     add_client_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from octavo.cli.terminal import open_client, options_of
-
     with open_client(args) as client:
         chat = _Chat(client, options_of(args, client), args.system)
-        if args.message is None:
-            _talk(chat)
-        elif not chat.ask(args.message):
-            return 130
+        if args.message is not None:
+            return 0 if chat.ask(args.message) else 130
+        _talk(chat)
     return 0
 
 
@@ -48,24 +45,18 @@ class _Chat:
         self._options = options
         self._messages = [] if system is None else [{"role": "system", "content": system}]
 
+    @property
+    def model(self) -> str:
+        return str(self._options["model"])
+
     def ask(self, question: str) -> bool:
         """Shows the answer as it comes; False if Ctrl-C stopped it. As far as it came it enters the history, unless it
         failed."""
-        from octavo.cli.terminal import show
-
         asked = [*self._messages, {"role": "user", "content": question}]
-        answer, finished = "", True
-        with closing(self._client.stream("chat/completions", self._options | {"messages": asked})) as choices:
-            try:
-                for choice in choices:
-                    text = choice["delta"].get("content") or ""
-                    answer += text
-                    show(text)
-            except KeyboardInterrupt:
-                finished = False
-        show("\n" if finished else " [stopped]\n")
-        self._messages = [*asked, {"role": "assistant", "content": answer}]
-        return finished
+        shown = show_stream(self._client.stream("chat/completions", self._options | {"messages": asked}))
+        if shown.text:
+            self._messages = [*asked, {"role": "assistant", "content": shown.text}]
+        return not shown.stopped
 
 
 def _talk(chat: _Chat) -> None:
@@ -73,19 +64,23 @@ def _talk(chat: _Chat) -> None:
 
     from octavo.cli.api_client import ApiError
 
+    interactive = sys.stdin.isatty()
+    if interactive:
+        print(f"Talking to {chat.model}. Ctrl-C stops an answer; /exit or Ctrl-D leaves.")
     while True:
         try:
-            question = input(_PROMPT if sys.stdin.isatty() else "")
+            question = input(_PROMPT if interactive else "").strip()
+            if question == "/exit":
+                return
+            if question:
+                chat.ask(question)
         except EOFError:
+            if interactive:
+                print()
             return
         except KeyboardInterrupt:
             print()
-            continue
-        if question.strip() == "/exit":
-            return
-        if not question.strip():
-            continue
-        try:
-            chat.ask(question)
         except ApiError as error:
-            print(f"octavo: error: {error}", file=sys.stderr)
+            if not interactive:
+                raise
+            print(f"octavo: error: {one_line(str(error))}", file=sys.stderr)

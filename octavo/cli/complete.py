@@ -1,10 +1,14 @@
 """``octavo complete``: goes on with a text, from a terminal."""
 
 import argparse
-from contextlib import closing
 from typing import Any
 
+from octavo.cli.terminal import add_client_flags, open_client, options_of, show_stream
+
 __all__ = ["add_parser", "run"]
+
+# The API's own default, 16, is of no use to a person.
+_MAX_TOKENS = 256
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -12,19 +16,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "complete", help="complete a text with a running server", description="Completes a text.", allow_abbrev=False
     )
     parser.add_argument("prompt", metavar="PROMPT", help="the text to go on with")
-    from octavo.cli.terminal import add_client_flags
-
-    add_client_flags(parser)
+    add_client_flags(parser, max_tokens=_MAX_TOKENS)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from octavo.cli.terminal import open_client, options_of, show
-
     with open_client(args) as client:
         body = options_of(args, client) | {"prompt": args.prompt}
-        with closing(client.stream("completions", body)) as choices:
-            for choice in choices:
-                show(choice["text"])
-    show("\n")
-    return 0
+        shown = show_stream(client.stream("completions", body))
+    return 130 if shown.stopped else 0

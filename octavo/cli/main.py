@@ -5,6 +5,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import octavo
 from octavo.cli import chat, complete, pull, serve
@@ -18,7 +19,7 @@ _COMMANDS = (serve, chat, complete, pull)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code: 0; 1 configuration, model or port; 2 usage; 3 the engine died."""
-    words = [_dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
+    words = _dashed(sys.argv[1:] if argv is None else argv)
     parser = _Parser(prog="octavo", description="An LLM inference and serving engine.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"octavo {octavo.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_parser(commands)
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        parser.refuse(unknown, words)
+        (commands.choices[words[0]] if words[0] in commands.choices else parser).refuse(unknown)
     if not hasattr(args, "run"):
         parser.print_help()
         return 0
@@ -45,26 +46,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names the flag that was probably meant."""
+    """Names the flag or command that was probably meant, and does not bury the error under a page of usage."""
 
-    def refuse(self, unknown: list[str], words: list[str]) -> None:
+    def refuse(self, unknown: list[str]) -> None:
         """Exits with code 2."""
-        command = next((parser for name, parser in self._commands().items() if name in words), self)
-        known = [flag for action in command._actions for flag in action.option_strings]
-        hints = []
-        for word in unknown:
-            close = difflib.get_close_matches(word.partition("=")[0], known, n=1) if word.startswith("-") else []
-            hints += [f"did you mean {close[0]}?"] if close else []
-        command.error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *hints]))
+        hints = [hint for word in unknown if word.startswith("-") and (hint := self._hint(word.partition("=")[0]))]
+        self.error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *hints]))
 
-    def _commands(self) -> dict[str, argparse.ArgumentParser]:
-        actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        return {name: parser for action in actions for name, parser in action.choices.items()}
+    def _hint(self, flag: str) -> str | None:
+        for action in self._actions:
+            if not action.option_strings and flag == f"--{action.dest}":
+                return f"{action.metavar} is given without a flag: {self.prog} {action.metavar}"
+        known = [name for action in self._actions for name in action.option_strings]
+        close = difflib.get_close_matches(flag, known, n=1)
+        return f"did you mean {close[0]}?" if close else None
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {one_line(message)}\nTry: {self.prog} --help\n")
 
 
-def _dashed(word: str) -> str:
+def _dashed(words: Sequence[str]) -> list[str]:
     """``--max_model_len=8`` as ``--max-model-len=8``: both are in use."""
-    if not word.startswith("--"):
-        return word
-    flag, equals, value = word.partition("=")
-    return flag.replace("_", "-") + equals + value
+    done = []
+    for index, word in enumerate(words):
+        if word == "--":
+            return [*done, *words[index:]]
+        flag, equals, value = word.partition("=")
+        done.append(flag.replace("_", "-") + equals + value if word.startswith("--") else word)
+    return done

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from octavo.config import EngineArgs
+from octavo.parsers import REASONING_PARSERS
 
 if TYPE_CHECKING:
     from octavo.entrypoints import ServeOptions
@@ -32,6 +33,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     server.add_argument("--port", type=_port, default=8000, metavar="N", help="default: %(default)s; 0: any free port")
     server.add_argument(
         "--chat-template", type=Path, metavar="FILE", help="Jinja template to use instead of the model's own"
+    )
+    server.add_argument(
+        "--reasoning-parser",
+        choices=("auto", "none", *REASONING_PARSERS),
+        default="auto",
+        help="what tells reasoning from the answer; auto: as the chat template shows; none: all is answer "
+        "(default: %(default)s)",
     )
     server.add_argument(
         "--shutdown-timeout",
@@ -73,6 +81,7 @@ def _options(args: argparse.Namespace) -> "ServeOptions":
         host=args.host,
         port=args.port,
         chat_template=args.chat_template,
+        reasoning_parser=args.reasoning_parser,
         shutdown_timeout=args.shutdown_timeout,
         access_log=not args.disable_uvicorn_access_log,
         log_level=args.uvicorn_log_level,

@@ -49,6 +49,7 @@ class ServeOptions:
         host: address to listen on.
         port: 0: any that is free.
         chat_template: file with a Jinja template, instead of the model's own.
+        reasoning_parser: a name of octavo.parsers.REASONING_PARSERS, "auto" or "none".
         shutdown_timeout: seconds that running requests get to finish after SIGTERM or SIGINT.
         access_log: a line for every request.
         log_level: of the HTTP server's own log.
@@ -58,6 +59,7 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     chat_template: Path | None = None
+    reasoning_parser: str = "auto"
     shutdown_timeout: float = 30.0
     access_log: bool = True
     log_level: str = "info"
@@ -189,13 +191,19 @@ class _ServerProcess:
                 self._on_progress(*self._engine.progress)
             stage, now = self._state.stage, asyncio.get_running_loop().time()
             if stage != said_stage or now - said_at >= _LINE_SECONDS:
-                say(f"loading: {stage} {self._state.progress:.0%}")
+                share = self._state.progress
+                say(f"  {stage} {share:.0%}" if share else f"  {stage}")
                 said_stage, said_at = stage, now
             await asyncio.sleep(_PROGRESS_SECONDS)
 
     def _facts(self, engine: AsyncLLM) -> str:
-        model = engine.config.model
-        return f"model {model.served_model_name[0]}, max_model_len {model.max_model_len}"
+        model, ready = engine.config.model, engine.engine_ready
+        assert ready is not None
+        num_tokens = ready.num_kv_blocks * ready.block_size
+        return (
+            f"model {model.served_model_name[0]}, max_model_len {model.max_model_len}, KV cache {num_tokens} tokens, "
+            f"loaded in {ready.load_seconds:.1f} s"
+        )
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -222,8 +230,16 @@ def say(line: str) -> None:
 
 
 def _log_like_octavo(uvicorn_logger: logging.Logger) -> None:
+    """The same lines on the same stream."""
     uvicorn_logger.handlers = list(logging.getLogger("octavo").handlers)
     uvicorn_logger.propagate = False
+    # uvicorn's logger for everything but requests has a name that would make every line look like trouble.
+    logging.getLogger("uvicorn.error").addFilter(_rename)
+
+
+def _rename(record: logging.LogRecord) -> bool:
+    record.name = "uvicorn"
+    return True
 
 
 async def _in_daemon_thread(call: Callable[[], _T]) -> _T:
