@@ -4,6 +4,7 @@ from octavo.kernels.activation import silu_and_mul
 from octavo.kernels.attention_metadata import AttentionMetadata, RowGroup
 from octavo.kernels.embedding import embedding
 from octavo.kernels.linear import linear
+from octavo.kernels.logits import logits
 from octavo.kernels.normalization import fused_add_rms_norm, rms_norm
 from octavo.kernels.op import OPS, PROVIDERS, Op, describe, kernel_set, op, select
 from octavo.kernels.paged_attention import paged_attention, reshape_and_cache
@@ -20,6 +21,7 @@ __all__ = [
     "fused_add_rms_norm",
     "kernel_set",
     "linear",
+    "logits",
     "op",
     "paged_attention",
     "reshape_and_cache",

@@ -16,7 +16,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(normed x + residual, x + residual); without a residual x stands for the sum."""
+        """(normed x + residual in the type of x, x + residual in float32); without a residual x stands for the sum."""
         if residual is None:
-            return kernels.rms_norm(x, self.weight, self.eps), x
+            return kernels.rms_norm(x, self.weight, self.eps), x.float()
         return kernels.fused_add_rms_norm(x, residual, self.weight, self.eps)

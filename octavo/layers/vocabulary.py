@@ -33,4 +33,4 @@ class ParallelLMHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[rows, hidden_size] → [rows, vocab_size] float32."""
-        return kernels.linear(hidden, self.weight).float()
+        return kernels.logits(hidden, self.weight)
