@@ -152,7 +152,9 @@ class FakeAsyncLLM:
 
     def _table(self, token_id: int, num_top: int) -> dict[int, Logprob]:
         """The sampled token is the second most likely one."""
-        table = {token_id: Logprob(self.logprob_of_b if token_id % 2 else -0.5, 2, self.tokenizer.decode_token(token_id))}
+        table = {
+            token_id: Logprob(self.logprob_of_b if token_id % 2 else -0.5, 2, self.tokenizer.decode_token(token_id))
+        }
         for rank in (1, *range(3, num_top + 1)):
             if rank <= num_top:
                 table[rank + 100] = Logprob(-0.1 * rank, rank, f"<{rank}>")
@@ -161,7 +163,9 @@ class FakeAsyncLLM:
     def _count(self, inputs: Any) -> None:
         times = RequestMetrics(arrival_time=1.0)
         self.metrics.on_outputs(len(inputs.prompt_token_ids), inputs.params.max_tokens)
-        self.metrics.on_finished(FinishReason.LENGTH, times, len(inputs.prompt_token_ids), inputs.params.max_tokens, 2.0)
+        self.metrics.on_finished(
+            FinishReason.LENGTH, times, len(inputs.prompt_token_ids), inputs.params.max_tokens, 2.0
+        )
 
     def _tell(self) -> None:
         self.metrics.on_step(SchedulerStats(num_running=len(self.running)))

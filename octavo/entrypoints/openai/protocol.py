@@ -3,7 +3,7 @@ engine's InputProcessor, for all doors alike; what depends on the transport alon
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from octavo.entrypoints.errors import SchemaError
 from octavo.entrypoints.openai.unsupported import CHAT_ONLY, COMMON, COMPLETION_ONLY, refuse_unsupported
@@ -17,8 +17,9 @@ _COMPLETION_MAX_TOKENS = 16
 _SAMPLING_FIELDS = ("n", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens")
 
 # Lists stop at their first wrong entry: a report of a million errors would be a gift to attackers.
-Strings = Annotated[list[str], FailFast()]
-Integers = Annotated[list[int], FailFast()]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+Integers = Annotated[list[int], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class _Strict(BaseModel):
@@ -104,7 +105,7 @@ class CompletionRequest(GenerationRequest):
 class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions. What messages may look like is the chat template's matter."""
 
-    messages: Annotated[list[dict[str, Any]], FailFast()]
+    messages: Objects
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -142,7 +143,10 @@ def parse_request(kind: type[_Request], body: dict[str, Any]) -> _Request:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        message = first["msg"]
-        raise SchemaError(f"{where[:120]}: {message[:1].lower()}{message[1:]}", param=str(first["loc"][0])) from None
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        field = faults[0]["loc"][0]
+        # Several faults of one field: it may have one of several types, and is of none of them.
+        faults = [fault for fault in faults if fault["loc"][0] == field]
+        where = ".".join(str(step) for step in faults[0]["loc"]) if len(faults) == 1 else str(field)
+        messages = dict.fromkeys(fault["msg"][:1].lower() + fault["msg"][1:] for fault in faults)
+        raise SchemaError(f"{where[:120]}: {', or '.join(messages)}", param=str(field)) from None
