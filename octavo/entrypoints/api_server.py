@@ -36,6 +36,7 @@ __all__ = ["build_app"]
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _LONGEST_CAUSE = 500
 _MOST_IGNORED_SHOWN = 32
+_LONGEST_IGNORED = 64
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it stands in the access log
 
 
@@ -105,13 +106,14 @@ async def _generate(
     state: ServerState, request: Request, serving: OpenAIServingCompletion | OpenAIServingChat
 ) -> Response:
     arrival_time = time.monotonic()
+    name = request.state.request_id = _request_id(request.headers.get("x-request-id", ""))
     try:
         body = await read_json_object(request, state.max_body_bytes)
         asked = parse_request(serving.request_kind, body)
         ignored = asked.ignored_fields()
-        name = _request_id(asked.request_id, request.headers.get("x-request-id"))
-        request_id = serving.id_prefix + name
-        work = serving.create(cast(Any, asked), request_id, arrival_time)
+        if asked.request_id is not None:
+            name = request.state.request_id = _checked_id(asked.request_id)
+        work = serving.create(cast(Any, asked), serving.id_prefix + name, arrival_time)
         result = await state.active.run(work, request.receive)
     except ClientDisconnect:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
@@ -123,20 +125,23 @@ async def _generate(
     return _json(result, headers=headers)
 
 
-def _request_id(in_body: str | None, in_header: str | None) -> str:
-    """The client's id for its request, or a new one."""
-    given = in_body if in_body is not None else in_header
-    if given is None:
-        return uuid.uuid4().hex
-    if not _REQUEST_ID.fullmatch(given):
-        where = "request_id" if in_body is not None else "X-Request-Id"
-        raise SchemaError(f"{where} must be 1 to 128 visible ASCII characters", param=where)
-    return given
+def _request_id(in_header: str) -> str:
+    """The id from the client's header, where it is fit to stand in logs and headers; or a new one."""
+    return in_header if _REQUEST_ID.fullmatch(in_header) else uuid.uuid4().hex
+
+
+def _checked_id(in_body: str) -> str:
+    if not _REQUEST_ID.fullmatch(in_body):
+        raise SchemaError("request_id must be 1 to 128 visible ASCII characters", param="request_id")
+    return in_body
 
 
 def _header_list(names: list[str]) -> str:
     """Names as a header's value, whatever characters they are made of."""
-    shown = [quote(name[:64], safe="") for name in itertools.islice(names, _MOST_IGNORED_SHOWN)]
+    shown = [
+        quote(name[:_LONGEST_IGNORED], safe="")[:_LONGEST_IGNORED]
+        for name in itertools.islice(names, _MOST_IGNORED_SHOWN)
+    ]
     if len(names) > len(shown):
         shown.append(f"and {len(names) - len(shown)} more")
     return ", ".join(shown)

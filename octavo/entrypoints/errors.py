@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import EngineDeadError, RequestError, RequestFailedError
-from octavo.logging import init_logger
 
 __all__ = [
     "ErrorInfo",
@@ -25,9 +24,7 @@ __all__ = [
     "on_error",
 ]
 
-logger = init_logger(__name__)
-
-_LONGEST_MESSAGE = 1000
+_LONGEST_MESSAGE = 500
 _RETRY_AFTER_SECONDS = "5"
 _TYPES = {
     400: "BadRequestError",
@@ -95,11 +92,13 @@ def error_event(error: Exception) -> bytes:
     return b"data: " + _encode(error_info(error)) + b"\n\n"
 
 
-async def on_error(_: Request, error: Exception) -> Response:
-    """Exception handler of the app."""
-    if error_info(error).code == HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, RequestFailedError):
-        logger.error("request failed", exc_info=error)
-    return error_response(error)
+async def on_error(request: Request, error: Exception) -> Response:
+    """Exception handler of the app. Unexpected exceptions go on to the HTTP server, which logs them."""
+    response = error_response(error)
+    request_id = getattr(request.state, "request_id", None)
+    if request_id is not None:
+        response.headers["x-request-id"] = request_id
+    return response
 
 
 def _encode(info: ErrorInfo) -> bytes:

@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING, Any
 from octavo.entrypoints.active_requests import ActiveRequests
 from octavo.entrypoints.errors import UnavailableError
 from octavo.entrypoints.openai import OpenAIServingChat, OpenAIServingCompletion, OpenAIServingModels
+from octavo.errors import ConfigError
+from octavo.parsers import REASONING_PARSERS, ReasoningFormat, detect_reasoning_format
 from octavo.renderers import ChatRenderer, RenderedPrompt
 
 if TYPE_CHECKING:
     from octavo.engine import AsyncLLM
 
 __all__ = ["ServerState", "Services"]
+
+_FROM_TEMPLATE = "auto"
+_NO_REASONING = "none"
 
 
 class Services:
@@ -20,29 +25,47 @@ class Services:
     Args:
         engine: loaded.
         chat_template: instead of the model's own.
+        reasoning_parser: see ServerState.
     """
 
-    def __init__(self, engine: "AsyncLLM", chat_template: str | None = None) -> None:
+    def __init__(
+        self, engine: "AsyncLLM", chat_template: str | None = None, reasoning_parser: str = _FROM_TEMPLATE
+    ) -> None:
         self.engine = engine
         self.models = OpenAIServingModels(engine.config)
         self.completion = OpenAIServingCompletion(engine, self.models)
-        render = None if chat_template is None else _renderer(engine, chat_template)
-        self.chat = OpenAIServingChat(engine, self.models, render)
+        render = engine.render if chat_template is None else _renderer(engine, chat_template)
+        template = engine.tokenizer.chat_template if chat_template is None else chat_template
+        self.chat = OpenAIServingChat(engine, self.models, render, _reasoning_format(reasoning_parser, template))
 
 
 def _renderer(engine: "AsyncLLM", chat_template: str) -> Any:
     renderer = ChatRenderer(engine.tokenizer, chat_template)
 
-    async def render(messages: list[dict[str, Any]]) -> RenderedPrompt:
-        return await asyncio.to_thread(renderer.render, messages)
+    async def render(messages: list[dict[str, Any]], **options: Any) -> RenderedPrompt:
+        return await asyncio.to_thread(renderer.render, messages, **options)
 
     return render
+
+
+def _reasoning_format(parser: str, chat_template: str | None) -> ReasoningFormat | None:
+    if parser == _NO_REASONING:
+        return None
+    if parser == _FROM_TEMPLATE:
+        return detect_reasoning_format(chat_template)
+    found: ReasoningFormat = REASONING_PARSERS.get(parser)
+    return found
 
 
 class ServerState:
     """Args:
 
     max_body_bytes: largest request body.
+    reasoning_parser: how chats' answers are split into reasoning and content: a name of REASONING_PARSERS, "none", or
+        "auto": as the chat template says.
+
+    Raises:
+        ConfigError: there is no such reasoning parser.
 
     Attributes:
         stage: what is being loaded, until ``services`` are there.
@@ -52,13 +75,28 @@ class ServerState:
         active: the generations under way.
     """
 
-    def __init__(self, max_body_bytes: int) -> None:
+    def __init__(self, max_body_bytes: int, reasoning_parser: str = _FROM_TEMPLATE) -> None:
+        known = (_FROM_TEMPLATE, _NO_REASONING, *REASONING_PARSERS)
+        if reasoning_parser not in known:
+            raise ConfigError(f"--reasoning-parser must be one of {', '.join(known)}; got {reasoning_parser!r}")
         self.max_body_bytes = max_body_bytes
+        self.reasoning_parser = reasoning_parser
         self.stage = "starting"
         self.progress = 0.0
         self.services: Services | None = None
         self.draining = False
         self.active = ActiveRequests()
+
+    def attach(self, engine: "AsyncLLM", chat_template: str | None = None) -> None:
+        """Begins to serve with a loaded engine.
+
+        Args:
+            chat_template: instead of the model's own.
+
+        Raises:
+            ConfigError: the template is not valid.
+        """
+        self.services = Services(engine, chat_template, self.reasoning_parser)
 
     @property
     def dead_cause(self) -> str | None:

@@ -11,7 +11,7 @@ import pytest
 
 from octavo.config import EngineArgs, OctavoConfig, resolve_config
 from octavo.engine import InputProcessor
-from octavo.entrypoints import ServerState, Services, build_app
+from octavo.entrypoints import ServerState, build_app
 from octavo.errors import EngineDeadError, RequestError
 from octavo.metrics import EngineMetrics
 from octavo.types import (
@@ -36,7 +36,7 @@ class FakeTokenizer:
     """A token a character; ids from 3."""
 
     vocab_size = VOCAB_SIZE
-    chat_template = None
+    chat_template: str | None = None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [3 + ord(character) % (VOCAB_SIZE - 3) for character in text]
@@ -73,9 +73,12 @@ def make_config(**stated: Any) -> OctavoConfig:
 
 
 class FakeAsyncLLM:
-    """AsyncLLM's surface. The answer to any prompt is the alphabet, over and over.
+    """AsyncLLM's surface. The answer to any prompt is ``answer``, over and over, a character a token.
 
     Attributes:
+        answer: what it says.
+        opening: what its chat template writes after the messages.
+        rendered: the messages and template variables of each chat.
         started: engine requests that have ever been started.
         running: those under way.
         aborted: those that were closed before their end.
@@ -85,6 +88,9 @@ class FakeAsyncLLM:
     """
 
     def __init__(self, **stated: Any) -> None:
+        self.answer = ALPHABET
+        self.opening = ""
+        self.rendered: list[tuple[Any, Any]] = []
         self.config = make_config(**stated)
         self.tokenizer = FakeTokenizer()
         self.metrics = EngineMetrics("m")
@@ -98,11 +104,12 @@ class FakeAsyncLLM:
         self.logprob_of_b = -1.5
         self._inputs = InputProcessor(self.config, self.tokenizer)  # type: ignore[arg-type]
 
-    async def render(self, messages: list[dict[str, Any]]) -> Any:
+    async def render(self, messages: list[dict[str, Any]], template_kwargs: dict[str, Any] | None = None) -> Any:
+        self.rendered.append((messages, template_kwargs))
         for message in messages:
             if not isinstance(message.get("content"), str) or message.get("role") == "wizard":
                 raise RequestError("messages: not a message", param="messages")
-        text = "".join(f"{message['role'][0]}:{message['content']}" for message in messages)
+        text = "".join(f"{message['role'][0]}:{message['content']}" for message in messages) + self.opening
         return SimpleNamespace(text=text, token_ids=self.tokenizer.encode(text))
 
     async def process_inputs(self, prompt: Any, params: Any, request_id: str, **options: Any) -> Any:
@@ -139,7 +146,7 @@ class FakeAsyncLLM:
 
     def _output(self, inputs: Any, begin: int, end: int, finished: bool) -> RequestOutput:
         positions = range(begin, end)
-        text = "".join(ALPHABET[position % 26] for position in positions)
+        text = "".join(self.answer[position % len(self.answer)] for position in positions)
         ids = self.tokenizer.encode(text)
         tables = None
         if inputs.params.logprobs is not None:
@@ -157,7 +164,7 @@ class FakeAsyncLLM:
         }
         for rank in (1, *range(3, num_top + 1)):
             if rank <= num_top:
-                table[rank + 100] = Logprob(-0.1 * rank, rank, f"<{rank}>")
+                table[rank + 200] = Logprob(-0.1 * rank, rank, f"<{rank}>")
         return table
 
     def _count(self, inputs: Any) -> None:
@@ -174,10 +181,11 @@ class FakeAsyncLLM:
 class Server:
     """The app over a fake engine, and a client of it."""
 
-    def __init__(self, **stated: Any) -> None:
+    def __init__(self, reasoning_parser: str = "auto", chat_template: str | None = None, **stated: Any) -> None:
         self.engine = FakeAsyncLLM(**stated)
-        self.state = ServerState(MAX_BODY_BYTES)
-        self.state.services = Services(self.engine)  # type: ignore[arg-type]
+        self.engine.tokenizer.chat_template = chat_template
+        self.state = ServerState(MAX_BODY_BYTES, reasoning_parser)
+        self.state.attach(self.engine)  # type: ignore[arg-type]
         self.app = build_app(self.state)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -223,7 +231,7 @@ def events() -> Callable[[httpx.Response], list[Any]]:
 
 @pytest.fixture
 def make_server() -> Callable[..., Server]:
-    """``make_server(**EngineArgs)`` → Server."""
+    """``make_server(reasoning_parser="auto", chat_template=None, **EngineArgs)`` → Server."""
     return Server
 
 

@@ -15,6 +15,7 @@ __all__ = ["ChatCompletionRequest", "CompletionRequest", "GenerationRequest", "S
 _MOST_STOPS = 4
 _COMPLETION_MAX_TOKENS = 16
 _SAMPLING_FIELDS = ("n", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens")
+_RESERVED_VARIABLES = ("messages", "chat_template", "add_generation_prompt", "tools", "documents", "tokenize")
 
 # Lists stop at their first wrong entry: a report of a million errors would be a gift to attackers.
 Strings = Annotated[list[str], Field(fail_fast=True)]
@@ -106,6 +107,7 @@ class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions. What messages may look like is the chat template's matter."""
 
     messages: Objects
+    chat_template_kwargs: dict[str, Any] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -121,6 +123,26 @@ class ChatCompletionRequest(GenerationRequest):
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self._sampling_params(max_tokens=max_tokens, logprobs=logprobs)
+
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages in the form that templates are written for: earlier reasoning under its older name."""
+        return [
+            {**message, "reasoning_content": message["reasoning"]}
+            if "reasoning" in message and "reasoning_content" not in message
+            else message
+            for message in self.messages
+        ]
+
+    def template_kwargs(self) -> dict[str, Any] | None:
+        """Variables for the chat template, such as ``enable_thinking``.
+
+        Raises:
+            RequestError: one of them is not the client's to set.
+        """
+        for name in _RESERVED_VARIABLES:
+            if name in (self.chat_template_kwargs or {}):
+                raise RequestError(f"chat_template_kwargs must not set {name}", param="chat_template_kwargs")
+        return self.chat_template_kwargs
 
     def field_of(self, param: str | None) -> str | None:
         """The field of this API that a parameter of the engine came from."""

@@ -94,9 +94,13 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
+    """The reasoning goes by two names: clients know one or the other. Absent where the model is not split."""
+
     role: str
     content: str
     refusal: str | None = None
+    reasoning: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -119,6 +123,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 class ChatDelta(msgspec.Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):

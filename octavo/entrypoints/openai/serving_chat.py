@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
@@ -21,6 +21,7 @@ from octavo.entrypoints.openai.responses import (
 )
 from octavo.entrypoints.openai.serving_models import OpenAIServingModels
 from octavo.errors import RequestError
+from octavo.parsers import ReasoningFormat, ReasoningStream
 from octavo.types import CompletionOutput, RequestOutput
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class OpenAIServingChat:
 
     engine: a loaded engine.
     models: which names it is served under.
-    render: messages → prompt, off the event loop; default: the engine's, with the model's own template.
+    render: ``ChatRenderer.render`` off the event loop.
+    reasoning_format: how answers are split into reasoning and content; None: they are not.
     """
 
     request_kind = ChatCompletionRequest
@@ -45,11 +47,13 @@ class OpenAIServingChat:
         self,
         engine: "AsyncLLM",
         models: OpenAIServingModels,
-        render: "Callable[[list[dict[str, Any]]], Awaitable[RenderedPrompt]] | None" = None,
+        render: "Callable[..., Awaitable[RenderedPrompt]]",
+        reasoning_format: ReasoningFormat | None = None,
     ) -> None:
         self._engine = engine
         self._models = models
-        self._render = render if render is not None else engine.render
+        self._render = render
+        self._reasoning_format = reasoning_format
 
     async def create(
         self, request: ChatCompletionRequest, request_id: str, arrival_time: float
@@ -58,12 +62,13 @@ class OpenAIServingChat:
         model = self._models.served_name(request.model)
         try:
             params = request.sampling_params()
-            rendered = await self._render(request.messages)
+            rendered = await self._render(request.plain_messages(), template_kwargs=request.template_kwargs())
             prompt = {"prompt": rendered.text, "prompt_token_ids": rendered.token_ids}
             inputs = await process_prompts(self._engine, [prompt], params, request, request_id, arrival_time)
         except RequestError as error:
             raise type(error)(str(error), param=request.field_of(error.param)) from None
-        answer = _Answer(request, request_id, model, inputs[0])
+        split = _ReasoningSplit(self._reasoning_format, rendered.text)
+        answer = _Answer(request, request_id, model, inputs[0], split)
         outputs = merge_outputs(self._engine, inputs)
         return answer.stream(outputs) if request.stream else await answer.collect(outputs)
 
@@ -71,8 +76,16 @@ class OpenAIServingChat:
 class _Answer:
     """One request's way back."""
 
-    def __init__(self, request: ChatCompletionRequest, request_id: str, model: str, inputs: "EngineInputs") -> None:
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        request_id: str,
+        model: str,
+        inputs: "EngineInputs",
+        split: "_ReasoningSplit",
+    ) -> None:
         self._request = request
+        self._split = split
         self._num_top = request.top_logprobs or 0
         self._id = request_id
         self._model = model
@@ -90,7 +103,10 @@ class _Answer:
         )
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
-        message = ChatMessage("assistant", output.text)
+        reasoning, content = self._split(output)
+        message = ChatMessage("assistant", content)
+        if self._split.active:
+            message.reasoning = message.reasoning_content = reasoning or None
         logprobs = chat_logprobs(output, self._num_top)
         return ChatChoice(output.index, message, logprobs, output.finish_reason, output.stop_reason)
 
@@ -112,11 +128,14 @@ class _Answer:
             yield self._event([], with_usage=True)
 
     def _chunks(self, part: CompletionOutput, with_usage: bool) -> list[ChatChunkChoice]:
-        """What came, and in a chunk of its own that it has ended."""
-        chunks = []
-        if part.text or part.logprobs or (with_usage and not part.finished):
-            logprobs = chat_logprobs(part, self._num_top)
-            chunks.append(ChatChunkChoice(part.index, ChatDelta(content=part.text), logprobs))
+        """What came, reasoning and content apart; and in a chunk of its own that it has ended."""
+        reasoning, content = self._split(part)
+        deltas = [ChatDelta(reasoning=reasoning, reasoning_content=reasoning)] if reasoning else []
+        if content or (not deltas and (part.logprobs or (with_usage and not part.finished))):
+            deltas.append(ChatDelta(content=content))
+        chunks = [ChatChunkChoice(part.index, delta) for delta in deltas]
+        if chunks:
+            chunks[0].logprobs = chat_logprobs(part, self._num_top)
         if part.finished:
             chunks.append(ChatChunkChoice(part.index, ChatDelta(), None, part.finish_reason, part.stop_reason))
         return chunks
@@ -124,3 +143,34 @@ class _Answer:
     def _event(self, choices: list[ChatChunkChoice], with_usage: bool) -> bytes:
         usage = self._count.usage() if with_usage else UNSET
         return event(ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage))
+
+
+class _ReasoningSplit:
+    """Call it with each part of each choice, in order.
+
+    Args:
+        reasoning_format: None: everything is content.
+        prompt: the rendered prompt.
+    """
+
+    def __init__(self, reasoning_format: ReasoningFormat | None, prompt: str) -> None:
+        self._format = reasoning_format
+        self._prompt = prompt
+        self._streams: dict[int, ReasoningStream] = {}
+
+    @property
+    def active(self) -> bool:
+        return self._format is not None
+
+    def __call__(self, part: CompletionOutput) -> tuple[str, str]:
+        """(reasoning, content) that ``part`` adds to its choice."""
+        if self._format is None:
+            return "", part.text
+        stream = self._streams.get(part.index)
+        if stream is None:
+            stream = self._streams[part.index] = ReasoningStream(self._format, self._prompt)
+        reasoning, content = stream.push(part.text)
+        if part.finished:
+            last = stream.finish()
+            reasoning, content = reasoning + last.reasoning, content + last.content
+        return reasoning, content

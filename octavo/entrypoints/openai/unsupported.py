@@ -48,7 +48,6 @@ CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
