@@ -31,8 +31,7 @@ logger = init_logger(__name__)
 
 _T = TypeVar("_T")
 
-# A prompt of at most so many characters or ids is processed on the loop: that takes less than a thread switch.
-_INLINE_CHARACTERS = 400
+# So many ids are checked on the event loop, in less time than it takes to hand them to a thread. Text never is.
 _INLINE_IDS = 2048
 _TEXT_THREADS = 4
 
@@ -83,6 +82,7 @@ class AsyncLLM:
         self._launch()
 
     def _launch(self) -> None:
+        self._check_alive()
         if self._client is None:
             self._client = make_async_client(self.config)
             self._text = self._threads.submit(_load_text, Path(self.config.model.path))
@@ -141,6 +141,10 @@ class AsyncLLM:
             return self._failure_exit_code
         return 0 if self._client is None else self._client.exit_code_hint
 
+    def _check_alive(self) -> None:
+        if self.dead_error is not None:
+            raise EngineDeadError(str(self.dead_error))  # a fresh one each time: tracebacks would pile up on it
+
     async def wait_dead(self) -> EngineDeadError:
         """Returns the cause when the engine is gone, by a death or by ``shutdown``."""
         await self._dead_event.wait()
@@ -153,6 +157,7 @@ class AsyncLLM:
             self._throughput.close()
         if self._output_task is not None:
             self._output_task.cancel()
+        # What waits there is not cancelled: who awaits it would take that for a cancellation of its own.
         self._threads.shutdown(wait=False)
         if self._client is not None:
             self._client.shutdown()
@@ -184,6 +189,7 @@ class AsyncLLM:
 
     def _loaded_text(self) -> tuple[Tokenizer, ChatRenderer]:
         if self._text is None:
+            self._check_alive()
             self._text = self._threads.submit(_load_text, Path(self.config.model.path))
         return self._text.result()
 
@@ -192,8 +198,7 @@ class AsyncLLM:
         return await self._in_thread(lambda: self.renderer.render(messages, **options))
 
     async def _in_thread(self, call: Callable[[], _T]) -> _T:
-        if self.dead_error is not None:
-            raise EngineDeadError(str(self.dead_error))
+        self._check_alive()
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     # ---- requests ---------------------------------------------------------------------------------------------------
@@ -214,8 +219,7 @@ class AsyncLLM:
             RequestError: see InputProcessor; OverloadedError while the model is being loaded.
             EngineDeadError: the engine is gone.
         """
-        if self.dead_error is not None:
-            raise EngineDeadError(str(self.dead_error))
+        self._check_alive()
         if self._input_processor is None:
             if self._started:
                 raise OverloadedError("the model is still loading; try again later")
@@ -228,7 +232,7 @@ class AsyncLLM:
                 request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt
             )
 
-        return process() if _is_quick(prompt) else await self._in_thread(process)
+        return process() if _is_short_ids(prompt) else await self._in_thread(process)
 
     async def generate(
         self,
@@ -256,8 +260,7 @@ class AsyncLLM:
 
     async def generate_from(self, inputs: EngineInputs) -> AsyncGenerator[RequestOutput, None]:
         """``generate`` for a request that ``process_inputs`` has checked."""
-        if self.dead_error is not None:
-            raise EngineDeadError(str(self.dead_error))
+        self._check_alive()
         assert self._client is not None
         assert self._output_processor is not None
         news = asyncio.Event()
@@ -272,9 +275,8 @@ class AsyncLLM:
                     yield output
                     if output.finished:
                         return
-                elif self.dead_error is not None:
-                    raise EngineDeadError(str(self.dead_error))
                 else:
+                    self._check_alive()
                     await news.wait()
                     news.clear()
         finally:
@@ -336,11 +338,6 @@ def _load_text(path: Path) -> tuple[Tokenizer, ChatRenderer]:
     return tokenizer, ChatRenderer(tokenizer)
 
 
-def _is_quick(prompt: Any) -> bool:
-    """Whether a prompt is processed in less time than it takes to hand it to a thread."""
-    if isinstance(prompt, dict):
-        token_ids = prompt.get("prompt_token_ids")
-        if isinstance(token_ids, list):
-            return len(token_ids) <= _INLINE_IDS
-        prompt = prompt.get("prompt")
-    return not isinstance(prompt, str) or len(prompt) <= _INLINE_CHARACTERS
+def _is_short_ids(prompt: Any) -> bool:
+    token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
+    return isinstance(token_ids, list) and len(token_ids) <= _INLINE_IDS

@@ -107,7 +107,8 @@ class InputProcessor:
         """
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         if not isinstance(request_id, str) or not request_id:
-            _refuse("request_id", f"request_id must be a string that is not empty, got {request_id!r}")
+            _refuse("request_id", f"request_id must be a string that is not empty, got {_shown(request_id)}")
+        _check_unicode("request_id", request_id)
         if not isinstance(params, SamplingParams):
             _refuse("sampling_params", f"sampling_params must be SamplingParams, got {type(params).__name__}")
         self._check_priority(priority)
@@ -149,6 +150,8 @@ class InputProcessor:
 
     def _check_params(self, params: SamplingParams) -> None:
         """What the model's facts forbid, whatever the prompt is."""
+        for stop in params.stop:
+            _check_unicode("stop", stop)
         vocab_size = self._model.vocab_size
         for token_id in params.stop_token_ids:
             if token_id >= vocab_size:
@@ -168,12 +171,7 @@ class InputProcessor:
             _refuse("prompt", "prompt must not be empty")
         if len(text) > self.max_model_len * _CHARACTERS_A_TOKEN:
             self._check_characters(len(text))
-        if not text.isascii():
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                message = f"prompt is not valid Unicode text: a lone surrogate at character {error.start}"
-                _refuse("prompt", message)
+        _check_unicode("prompt", text)
         token_ids = self._tokenizer.encode(text)
         if not token_ids:
             _refuse("prompt", "prompt must not be empty: its text has no tokens")
@@ -240,7 +238,8 @@ class InputProcessor:
     def _draw_seed(self) -> int:
         """The seed of the next request that has none: a function of the engine's seed and a running number."""
         key = f"{self._model.seed}:{next(self._request_counter)}".encode()
-        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little", signed=True)
+        # 63 bits: never negative, for -1 means "no seed" to SamplingParams.
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
 
 def _parts(prompt: Any) -> tuple[str | None, Any, Any]:
@@ -258,6 +257,15 @@ def _parts(prompt: Any) -> tuple[str | None, Any, Any]:
     if text is None and token_ids is None:
         _refuse("prompt", f"prompt must be {_PROMPT_SHAPES}; it has neither")
     return text, token_ids, prompt.get("cache_salt")
+
+
+def _check_unicode(name: str, text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        _refuse(name, f"{name} is not valid Unicode text: a lone surrogate at character {error.start}")
 
 
 def _shown(value: Any) -> str:

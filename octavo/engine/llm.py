@@ -26,14 +26,7 @@ from octavo.errors import RequestError
 from octavo.logging import init_logger
 from octavo.renderers import ChatRenderer
 from octavo.tokenizers import Tokenizer, load_tokenizer
-from octavo.types import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    FinishReason,
-    RequestOutput,
-    RequestOutputKind,
-    SamplingParams,
-)
+from octavo.types import EngineCoreOutputs, RequestOutput, RequestOutputKind, SamplingParams
 
 __all__ = ["LLM"]
 
@@ -55,7 +48,7 @@ class LLM:
         config: the final configuration.
 
     Raises:
-        ConfigError, ModelError: the model cannot be loaded so.
+        ConfigError, ModelError: the model cannot be loaded so (EngineDeadError, where an engine process found out).
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
@@ -88,7 +81,7 @@ class LLM:
             priority: one for each prompt; lower goes first (needs ``scheduling_policy="priority"``).
 
         Raises:
-            RequestError: (a ValueError) one of the prompts cannot be served as it is; then none is started.
+            RequestError: (a ValueError) one of the prompts cannot be served as it is; then none is.
             EngineDeadError: the engine is gone.
         """
         if not isinstance(prompts, Sequence | dict):
@@ -159,15 +152,18 @@ class LLM:
 
     def _run(self, inputs: list[EngineInputs], show_progress: bool) -> list[RequestOutput]:
         """Gives all requests to the engine and steps until they are finished, or until Ctrl-C."""
-        states = [self._output_processor.add_request(each) for each in inputs]
+        states: list[RequestState] = []
         try:
-            with ProgressBar(len(states), show_progress) as bar, _postponed_interrupt() as interrupted:
-                for state in states:
-                    bar.update(*self._submit(state))
-                while self._output_processor.num_unfinished and not interrupted():
-                    bar.update(*self._take_in(self._client.get_outputs()))
-                if interrupted():
-                    raise KeyboardInterrupt
+            with ProgressBar(len(inputs), show_progress) as bar, _postponed_interrupt() as deliver_interrupt:
+                for each in inputs:
+                    states.append(state := self._output_processor.add_request(each))
+                    self._client.add_requests(state.engine_requests)
+                num_unfinished = len(states)
+                while num_unfinished:
+                    deliver_interrupt()
+                    num_finished, num_tokens = self._take_in(self._client.get_outputs())
+                    num_unfinished -= num_finished
+                    bar.update(num_finished, num_tokens)
         finally:
             self._abort_unfinished(states)
         outputs = [output for state in states if (output := state.take()) is not None]
@@ -176,25 +172,14 @@ class LLM:
                 logger.error("request %s failed: %s", state.inputs.request_id, state.error)
         return outputs
 
-    def _submit(self, state: RequestState) -> tuple[int, int]:
-        """Gives a request to the engine. One that the engine refuses has ended with that, alone."""
-        try:
-            self._client.add_requests(state.engine_requests)
-        except RequestError as error:
-            ends = [
-                EngineCoreOutput(
-                    request.request_id, [], finish_reason=FinishReason.ERROR, error=str(error), refused=True
-                )
-                for request in state.engine_requests
-            ]
-            return self._take_in(EngineCoreOutputs(ends))
-        return 0, 0
-
     def _take_in(self, step: EngineCoreOutputs) -> tuple[int, int]:
-        """(requests that it finished, tokens that it brought)."""
+        """(requests that the step finished, tokens that it brought)."""
         processed = self._output_processor.process(step)
         if processed.abort_ids:
             self._client.abort_requests(processed.abort_ids)
+        for state in processed.changed:
+            if isinstance(state.error, RequestError):  # the engine has refused it
+                raise state.error
         return len(processed.changed), processed.num_generation_tokens
 
     def _abort_unfinished(self, states: list[RequestState]) -> None:
@@ -226,26 +211,32 @@ def _for_each(count: int, make: Callable[[int], _T]) -> list[_T]:
 
 
 @contextmanager
-def _postponed_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yields a function that tells whether Ctrl-C was pressed.
+def _postponed_interrupt() -> Iterator[Callable[[], None]]:
+    """Yields a function that lets a Ctrl-C act which was pressed meanwhile; at the end it acts in any case.
 
     A step that is cut in its middle would leave scheduler and worker at odds, so the first Ctrl-C waits for the end of
-    the step; a second one does not wait. Other handlers than Python's own are left alone, and so are other threads.
+    the step; a second one does not wait. What it does is up to the handler that was there before.
     """
-    pressed = False
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield lambda: False
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield lambda: None
         return
-    signal.signal(signal.SIGINT, handle)
+    pressed: list[FrameType | None] = []
+
+    def postpone(signum: int, frame: FrameType | None) -> None:
+        pressed.append(frame)
+        if len(pressed) > 1:
+            deliver()
+
+    def deliver() -> None:
+        if pressed:
+            frame = pressed[0]
+            pressed.clear()
+            handler(signal.SIGINT, frame)
+
+    signal.signal(signal.SIGINT, postpone)
     try:
-        yield lambda: pressed
+        yield deliver
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, handler)
+        deliver()

@@ -385,7 +385,8 @@ class OutputProcessor:
         state = choice.state
         if choice.finish_reason == FinishReason.ERROR:
             message = output.error or "the engine could not go on with the request"
-            state.error = RequestError(message) if output.refused else RequestFailedError(message)
+            # All but the length has been checked before: only that it does not fit is left to refuse.
+            state.error = RequestError(message, param="input_tokens") if output.refused else RequestFailedError(message)
         if output.finish_reason is None:
             self._closing[engine_id] = choice
             abort_ids.append(engine_id)

@@ -3,6 +3,9 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -113,9 +116,19 @@ def test_a_slow_reader_gets_what_has_gathered_as_one(llm: AsyncLLM, run: Run[Any
     assert joined(outputs) == joined(run(collect(llm.generate("hello", seeded(), "plain"))))
 
 
-def test_long_text_is_processed_off_the_loop_and_alike(llm: AsyncLLM, run: Run[Any]) -> None:
-    text = "The quick brown fox jumps over the lazy dog. " * 11
+def test_text_is_encoded_off_the_loop(llm: AsyncLLM, run: Run[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "The quick brown fox jumps over the lazy dog."
+    threads = []
+
+    def encode(*args: Any) -> list[int]:
+        threads.append(threading.current_thread())
+        return original(*args)
+
+    original = llm.tokenizer.encode
+    monkeypatch.setattr(llm.tokenizer, "encode", encode)
     (whole,) = run(collect(llm.generate(text, seeded(RequestOutputKind.FINAL_ONLY), "a")))
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
     assert whole.prompt_token_ids == llm.tokenizer.encode(text)
     ids = {"prompt_token_ids": whole.prompt_token_ids}
     (again,) = run(collect(llm.generate(ids, seeded(RequestOutputKind.FINAL_ONLY), "a")))
@@ -241,6 +254,70 @@ def test_requests_during_loading_are_refused_for_now(tiny_llama_dir: Path, run: 
                 await late
 
     run(too_early())
+
+
+def test_after_a_shutdown_nothing_is_started(tiny_llama_dir: Path, run: Run[Any]) -> None:
+    async def too_late() -> None:
+        llm = AsyncLLM(model=str(tiny_llama_dir), **OPTIONS)
+        llm.shutdown()
+        llm.shutdown()
+        for late in (llm.ready(), collect(llm.generate("hello", seeded(), "a")), llm.stats()):
+            with pytest.raises(EngineDeadError, match="shut down"):
+                await late
+        with pytest.raises(EngineDeadError, match="shut down"):
+            llm.start()
+
+    run(too_late())
+
+
+def test_the_engine_may_be_a_thread_of_this_process(
+    llm: AsyncLLM, tiny_llama_dir: Path, run: Run[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_ENABLE_MULTIPROCESSING", "0")
+
+    async def whole_life() -> list[RequestOutput]:
+        inside = AsyncLLM(model=str(tiny_llama_dir), **OPTIONS)
+        try:
+            outputs = await collect(inside.generate("hello", seeded(), "a"))
+            assert inside._client.engine_pid is None  # type: ignore[union-attr]
+            stream = inside.generate("hello", ENDLESS, "b")
+            await anext(stream)
+        finally:
+            inside.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await collect(stream)
+        return outputs
+
+    assert joined(run(whole_life())) == joined(run(collect(llm.generate("hello", seeded(), "a"))))
+
+
+SCRIPT = """
+import asyncio, sys
+from octavo import AsyncLLM, SamplingParams
+
+async def main():
+    llm = AsyncLLM(model=sys.argv[1], num_gpu_blocks_override=64)
+    async for output in llm.generate("hello", SamplingParams(max_tokens=5, ignore_eos=True), "a"):
+        pass
+    print(len(output.outputs[0].token_ids), llm._client.engine_pid, flush=True)
+    return llm
+
+llm = asyncio.run(main())
+if sys.argv[2] == "shutdown":
+    llm.shutdown()
+"""
+
+
+@pytest.mark.parametrize("end", ["shutdown", "exit"])
+def test_a_script_may_outlive_its_event_loop_and_leaves_no_engine(tiny_llama_dir: Path, end: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tiny_llama_dir), end]
+    environment = os.environ | {"OCTAVO_LOG_LEVEL": "WARNING"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    count, pid = done.stdout.split()
+    assert count == "5"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
 
 
 # ---- deaths ---------------------------------------------------------------------------------------------------------

@@ -198,6 +198,13 @@ def test_stop_token_ids_and_logprobs_are_bound_by_the_model() -> None:
     make_processor(max_logprobs=21).process("a", "one", SamplingParams(logprobs=21))
 
 
+def test_text_that_could_not_be_sent_on_is_refused() -> None:
+    assert refusal("one", SamplingParams(stop=["a", "\ud800"])).param == "stop"
+    with pytest.raises(RequestError, match="surrogate") as caught:
+        make_processor().process("\ud800", "one", SamplingParams())
+    assert caught.value.param == "request_id"
+
+
 @pytest.mark.parametrize("salt", ["", "x" * 129, "a/b", "a\n", "ä", 5, b"a"])
 def test_a_cache_salt_of_another_form_is_refused(salt: Any) -> None:
     assert refusal("one", cache_salt=salt).param == "cache_salt"
@@ -271,6 +278,7 @@ def test_seeds_stay_and_missing_ones_follow_from_the_engines_seed() -> None:
     assert len(set(first)) == 20
     assert not set(first) & set(seeds(seed=12))
     assert not set(first) & set(seeds())
+    assert all(seed is not None and 0 <= seed < 2**63 for seed in first)
     assert make_processor().process("a", "one", SamplingParams(seed=0)).params.seed == 0
 
 

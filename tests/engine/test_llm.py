@@ -1,11 +1,14 @@
 """Specification of LLM, on a tiny random Llama: right answers, the same ones in any company, and errors that name
 their cause and harm nobody else."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,16 @@ PROMPTS = ["The quick brown fox", "Once upon a time there was", "hello, how are 
 @pytest.fixture(scope="module")
 def llm(tiny_llama_dir: Path) -> Iterator[LLM]:
     with LLM(str(tiny_llama_dir), **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def separate(tiny_llama_dir: Path) -> Iterator[LLM]:
+    """The same with an engine process of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTAVO_ENABLE_MULTIPROCESSING", "1")
+        llm = LLM(str(tiny_llama_dir), **OPTIONS)
+    with llm:
         yield llm
 
 
@@ -148,6 +161,22 @@ def test_outputs_come_in_order_and_do_not_depend_on_it(llm: LLM) -> None:
     assert [len(choices[0]) for choices in together] == [9, 10, 11, 12]
 
 
+def test_an_engine_in_a_process_of_its_own_gives_the_same(llm: LLM, separate: LLM) -> None:
+    params = SamplingParams(n=2, seed=5, max_tokens=20, stop=["e"], logprobs=2)
+    for here, there in zip(run(llm, PROMPTS, params), run(separate, PROMPTS, params), strict=True):
+        for left, right in zip(here.outputs, there.outputs, strict=True):
+            assert (left.text, left.token_ids) == (right.text, right.token_ids)
+            assert (left.finish_reason, left.stop_reason) == (right.finish_reason, right.stop_reason)
+            assert left.cumulative_logprob == pytest.approx(right.cumulative_logprob, abs=1e-3)
+
+
+def test_lower_priority_numbers_go_first(tiny_llama_dir: Path) -> None:
+    with LLM(str(tiny_llama_dir), **OPTIONS, scheduling_policy="priority", max_num_seqs=1) as llm:
+        outputs = run(llm, PROMPTS[:3], priority=[2, -1, 1])
+    times = [output.metrics.scheduled_time for output in outputs if output.metrics is not None]
+    assert sorted(range(3), key=times.__getitem__) == [1, 2, 0]
+
+
 def test_choices_differ_and_repeat_with_the_seed(llm: LLM) -> None:
     params = SamplingParams(n=3, seed=7, max_tokens=10, ignore_eos=True)
     first, second = run(llm, PROMPTS[0], params)[0], run(llm, PROMPTS[0], params)[0]
@@ -208,6 +237,18 @@ def test_no_prompts_no_outputs(llm: LLM) -> None:
     assert run(llm, []) == []
 
 
+def test_the_engines_refusal_is_raised_and_nothing_else_goes_on(llm: LLM, separate: LLM) -> None:
+    for each in (llm, separate):
+        processor = each._input_processor
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(processor, "max_model_len", 2 * processor.max_model_len)
+            with pytest.raises(RequestError, match="600 tokens") as caught:
+                run(each, [PROMPTS[0], {"prompt_token_ids": [5] * 600}, PROMPTS[1]])
+        assert caught.value.param == "input_tokens"
+        assert each._client.call_utility("stats")["num_running"] == 0
+        assert len(run(each, PROMPTS)) == len(PROMPTS)
+
+
 def test_nan_logits_fail_their_own_request_only(
     make_tiny_llama: Callable[..., Path], llm: LLM, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,27 +266,104 @@ def test_nan_logits_fail_their_own_request_only(
     assert "request 1 failed" in capfd.readouterr().err
 
 
-def test_ctrl_c_aborts_the_requests_and_leaves_the_llm_usable(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = tokens(run(llm, PROMPTS))
+@contextmanager
+def at_step(llm: LLM, number: int, act: Callable[[], None]) -> Iterator[list[int]]:
+    """Calls ``act`` at the beginning of that step; yields the list of the steps that were taken."""
     client = llm._client
-    steps = 0
+    steps: list[int] = []
+    original = client.get_outputs
 
-    def step_and_press() -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            os.kill(os.getpid(), signal.SIGINT)
+    def step() -> Any:
+        steps.append(len(steps) + 1)
+        if steps[-1] == number:
+            act()
         return original()
 
-    original = client.get_outputs
-    with monkeypatch.context() as patch:
-        patch.setattr(client, "get_outputs", step_and_press)
-        with pytest.raises(KeyboardInterrupt):
-            run(llm, PROMPTS, SamplingParams(max_tokens=400, ignore_eos=True))
-    assert steps == 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "get_outputs", step)
+        yield steps
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupt_now() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("act", [press_ctrl_c, interrupt_now])
+def test_an_interrupt_aborts_the_requests_and_leaves_the_llm_usable(llm: LLM, act: Callable[[], None]) -> None:
+    expected = tokens(run(llm, PROMPTS))
+    with at_step(llm, 3, act) as steps, pytest.raises(KeyboardInterrupt):
+        run(llm, PROMPTS, SamplingParams(max_tokens=400, ignore_eos=True))
+    assert steps == [1, 2, 3]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert client.call_utility("stats")["num_running"] == 0
+    assert llm._client.call_utility("stats")["num_running"] == 0
     assert tokens(run(llm, PROMPTS)) == expected
+
+
+def test_what_ctrl_c_does_is_up_to_the_handler_that_is_there(llm: LLM) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: seen.append(signum))
+    try:
+        with at_step(llm, 3, press_ctrl_c):
+            (output,) = run(llm, PROMPTS[0])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIGINT]
+    assert len(output.outputs[0].token_ids) == 12
+
+
+def test_ctrl_c_in_the_last_step_is_not_lost(llm: LLM) -> None:
+    with at_step(llm, 12, press_ctrl_c) as steps, pytest.raises(KeyboardInterrupt):
+        run(llm, PROMPTS[0])
+    assert len(steps) == 12
+
+
+INTERRUPTED = """
+import sys
+from octavo import LLM, SamplingParams
+llm = LLM(sys.argv[1], seed=0, num_gpu_blocks_override=256, step_trace=sys.argv[2])
+greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+before = llm.generate("hello", greedy, use_tqdm=False)[0].outputs
+try:
+    print("begun", flush=True)
+    while True:
+        llm.generate(["hello"] * 4, SamplingParams(max_tokens=400, ignore_eos=True))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+after = llm.generate("hello", greedy, use_tqdm=False)[0].outputs
+print(after == before, llm._client.call_utility("stats")["num_running"])
+"""
+
+
+@pytest.mark.parametrize("multiprocessing", ["0", "1"])
+def test_ctrl_c_at_a_terminal_interrupts_a_script_between_steps(
+    tiny_llama_dir: Path, tmp_path: Path, multiprocessing: str
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    environment = os.environ | {"OCTAVO_ENABLE_MULTIPROCESSING": multiprocessing, "OCTAVO_LOG_LEVEL": "WARNING"}
+    script = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(tiny_llama_dir), str(trace)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "begun\n"
+        steps = len(trace.read_text().splitlines())
+        deadline = time.monotonic() + 60
+        while len(trace.read_text().splitlines()) < steps + 20 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(script.pid, signal.SIGINT)  # a terminal sends it to the engine's process too
+        output, errors = script.communicate(timeout=60)
+    finally:
+        script.kill()
+    assert (script.returncode, output) == (0, "interrupted\nTrue 0\n"), errors
 
 
 def test_a_shut_down_llm_says_so(tiny_llama_dir: Path) -> None:
@@ -254,6 +372,17 @@ def test_a_shut_down_llm_says_so(tiny_llama_dir: Path) -> None:
     llm.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
         run(llm, "a")
+
+
+def test_a_dropped_llm_ends_its_engine(tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_ENABLE_MULTIPROCESSING", "1")
+    llm = LLM(str(tiny_llama_dir), **OPTIONS)
+    pid = llm._client.engine_pid  # type: ignore[attr-defined]
+    os.kill(pid, 0)
+    del llm
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 @pytest.mark.parametrize("multiprocessing", ["0", "1"])

@@ -391,6 +391,7 @@ def test_the_engines_refusal_of_a_request_is_the_clients_mistake(bench: Bench) -
     state = bench.add()
     bench.step(EngineCoreOutput("a", [], finish_reason=FinishReason.ERROR, error="can never fit", refused=True))
     assert isinstance(state.error, RequestError)
+    assert state.error.param == "input_tokens"
     assert str(state.error) == "can never fit"
 
 
