@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_parser(commands)
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        (commands.choices[words[0]] if words[0] in commands.choices else parser).refuse(unknown)
+        commands.choices.get(words[0], parser).refuse(unknown)
     if not hasattr(args, "run"):
         parser.print_help()
         return 0
@@ -67,7 +67,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _dashed(words: Sequence[str]) -> list[str]:
     """``--max_model_len=8`` as ``--max-model-len=8``: both are in use."""
-    done = []
+    done: list[str] = []
     for index, word in enumerate(words):
         if word == "--":
             return [*done, *words[index:]]

@@ -8,6 +8,7 @@ caller to tell.
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import socket
 import sys
@@ -34,6 +35,8 @@ __all__ = ["ServeOptions", "serve"]
 logger = init_logger(__name__)
 
 _T = TypeVar("_T")
+
+_CLASS_NAME = re.compile(r"^\w+Error: ")
 
 _PROGRESS_SECONDS = 0.25
 _LINE_SECONDS = 2.0
@@ -128,7 +131,7 @@ class _ServerProcess:
                 raise RuntimeError("the HTTP server has ended by itself")
             if self._state.services is None:
                 return 128 + self._signals[0]
-            await self._drain()
+            await self._drain(engine_task)
             return 0
         finally:
             signal_task.cancel()
@@ -172,7 +175,8 @@ class _ServerProcess:
             await engine.ready()
         except EngineDeadError as error:
             if self._engine is not None and self._engine.exit_code_hint == 1:
-                raise ModelError(str(error)) from None  # it did not die: it could not be loaded as configured
+                # It did not die: it could not be loaded as configured. The class is of no interest to a user.
+                raise ModelError(_CLASS_NAME.sub("", str(error))) from None
             raise
         finally:
             reporter.cancel()
@@ -207,20 +211,21 @@ class _ServerProcess:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    async def _drain(self) -> None:
-        """Lets running requests finish, as long as they may."""
+    async def _drain(self, engine_task: asyncio.Task[None]) -> None:
+        """Lets running requests finish, as long as they may. The engine's death meanwhile is raised."""
         state, timeout = self._state, self._options.shutdown_timeout
         state.draining = True
-        if len(state.active):
-            say(
-                f"shutting down: waiting up to {timeout:g} s for {len(state.active)} running requests "
-                "(send the signal again to end them now)"
-            )
+        if len(state.active) and timeout > 0:
+            requests = "1 running request" if len(state.active) == 1 else f"{len(state.active)} running requests"
+            say(f"shutting down: waiting up to {timeout:g} s for {requests}; send the signal again to end now")
             idle = asyncio.create_task(state.active.wait_idle(timeout))
             hurried = asyncio.create_task(self._hurried.wait())
-            await asyncio.wait((idle, hurried), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((idle, hurried, engine_task), return_when=asyncio.FIRST_COMPLETED)
             idle.cancel()
             hurried.cancel()
+            if engine_task.done():
+                state.active.end_all(EngineDeadError("the engine has died"))
+                engine_task.result()
         state.active.end_all(UnavailableError("the server is shutting down; the request was ended before it was done"))
 
 

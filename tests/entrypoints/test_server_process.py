@@ -1,0 +1,463 @@
+"""`octavo serve` as a process: how it starts, drains and ends, and what is left when something is killed."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+PROMPT = [5, 6, 7, 8]
+LENGTH = 8192
+NOTICED_SECONDS = 5.0
+START_SECONDS = 60.0
+SERVE = "import sys; from octavo.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = NOTICED_SECONDS) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+class Server:
+    """A server process, its engine, and a client.
+
+    Attributes:
+        lines: what it has said on stderr.
+        folder: its folder for temporary files.
+    """
+
+    def __init__(self, *words: str, port: int = 0) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="t-"))
+        self.lines: list[str] = []
+        settings = {"TMPDIR": str(self.folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, *words, "--port", str(port)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | settings,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.http = httpx.Client(trust_env=False, timeout=30)
+        self._engine_pid: int | None = None
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+
+    def said(self, text: str) -> str | None:
+        return next((line for line in list(self.lines) if text in line), None)
+
+    def wait_said(self, text: str, seconds: float = NOTICED_SECONDS) -> str:
+        assert wait_until(lambda: self.said(text) or self.process.poll() is not None, seconds), self.lines
+        line = self.said(text)
+        assert line is not None, self.lines
+        return line
+
+    def wait_ready(self) -> "Server":
+        self.wait_said("octavo is loading", START_SECONDS)
+        assert wait_until(lambda: self.health().get("status") != "loading", START_SECONDS), self.lines
+        assert self.health() == {"status": "ok"}
+        assert self.engine_pid
+        return self
+
+    def health(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.http.get(f"{self.url}/health").json()
+        return found
+
+    @property
+    def url(self) -> str:
+        return self.wait_said("octavo is loading", START_SECONDS).rsplit(" ", 1)[1]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    @property
+    def engine_pid(self) -> int:
+        """Waits for it to be there."""
+        if self._engine_pid is None:
+            me = psutil.Process(self.process.pid)
+            found: list[psutil.Process] = []
+            assert wait_until(lambda: found.extend(me.children()) or found, START_SECONDS)
+            self._engine_pid = found[0].pid
+        return self._engine_pid
+
+    def body(self, **fields: Any) -> dict[str, Any]:
+        model = self.http.get(f"{self.url}/v1/models").json()["data"][0]["id"]
+        return {"model": model, "prompt": PROMPT, "temperature": 0, "ignore_eos": True, "max_tokens": 4} | fields
+
+    def complete(self, **fields: Any) -> httpx.Response:
+        return self.http.post(f"{self.url}/v1/completions", json=self.body(**fields))
+
+    @contextlib.contextmanager
+    def stream(self, **fields: Any) -> Iterator[Iterator[str]]:
+        """The data of its events, one by one."""
+        body = self.body(stream=True, **fields)
+        with self.http.stream("POST", f"{self.url}/v1/completions", json=body) as response:
+            assert response.status_code == 200
+            yield (line.removeprefix("data: ") for line in response.iter_lines() if line)
+
+    def metric(self, name: str) -> float:
+        scrape = self.http.get(f"{self.url}/metrics").text
+        return float(next(line for line in scrape.splitlines() if line.startswith(f"vllm:{name}{{")).split()[-1])
+
+    def num_unfinished(self) -> float:
+        return self.metric("num_requests_running") + self.metric("num_requests_waiting")
+
+    def signal(self, signum: int) -> None:
+        self.process.send_signal(signum)
+
+    def wait_exit(self, seconds: float = NOTICED_SECONDS) -> int:
+        """The exit code; stderr has been read to its end."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {seconds} s: {self.lines}")
+        self._reader.join()
+        return code
+
+    def left_nothing(self) -> bool:
+        """No engine, no files, the port free."""
+        gone = self._engine_pid is None or not is_running(self._engine_pid)
+        port = self.said("octavo is loading")
+        return gone and list(self.folder.iterdir()) == [] and (port is None or is_free(self.port))
+
+    def close(self) -> None:
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def long_llama_dir(make_tiny_llama: Callable[..., Path]) -> Path:
+    """Long enough that a request is under way when something happens to it."""
+    return make_tiny_llama(max_position_embeddings=LENGTH)
+
+
+@pytest.fixture
+def start(long_llama_dir: Path) -> Iterator[Callable[..., Server]]:
+    """``start(*flags, model=…, port=0)`` → Server, not ready yet."""
+    servers: list[Server] = []
+
+    def start_one(*words: str, model: Path | str = long_llama_dir, port: int = 0) -> Server:
+        servers.append(Server(str(model), *words, port=port))
+        return servers[-1]
+
+    yield start_one
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def shared(long_llama_dir: Path) -> Iterator[Server]:
+    server = Server(str(long_llama_dir), "--served-model-name", "tiny")
+    yield server.wait_ready()
+    server.close()
+
+
+def in_prefill(server: Server, events: Iterator[str]) -> None:
+    """One token a step and a prompt of thousands: when the engine has it, it is in prefill for seconds."""
+    assert wait_until(lambda: server.metric("num_requests_running") == 1)
+    assert server.metric("generation_tokens_total") == 0
+
+
+def in_stream(server: Server, events: Iterator[str]) -> None:
+    for _ in range(3):
+        assert json.loads(next(events))["choices"][0]["finish_reason"] is None
+
+
+LONG_PROMPT = {"prompt": [5] * (LENGTH - 10), "max_tokens": 4}
+LONG_ANSWER = {"max_tokens": LENGTH - 10}
+UNDER_WAY = pytest.mark.parametrize(
+    ("request_fields", "reach"), [(LONG_PROMPT, in_prefill), (LONG_ANSWER, in_stream)], ids=["prefill", "mid-stream"]
+)
+ONE_TOKEN_A_STEP = ("--max-num-batched-tokens", "1")
+KILLED = "octavo: error: engine core process was killed by signal 9 (SIGKILL)"
+
+
+def error_in(events: Iterator[str]) -> dict[str, Any]:
+    """The error that ends a stream, which must be followed by [DONE] and nothing else."""
+    *_, error, done = list(events)
+    assert done == "[DONE]"
+    found: dict[str, Any] = json.loads(error)["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    return found
+
+
+# ---- a server at work -----------------------------------------------------------------------------------------------
+
+
+def test_ready_line_says_where_the_server_is_and_what_it_can_hold(shared: Server) -> None:
+    line = shared.wait_said("Octavo is ready")
+    assert f"{shared.url} (model tiny, max_model_len {LENGTH}, KV cache " in line
+    assert int(line.split("KV cache ")[1].split()[0]) >= LENGTH
+
+
+def test_front_end_does_not_load_torch(shared: Server) -> None:
+    def has_torch(pid: int) -> bool:
+        return any("libtorch" in mapping.path for mapping in psutil.Process(pid).memory_maps())
+
+    assert not has_torch(shared.process.pid)
+    assert has_torch(shared.engine_pid)  # the control
+
+
+def test_client_that_goes_away_frees_its_streamed_request(shared: Server) -> None:
+    with shared.stream(**LONG_ANSWER) as events:
+        next(events)
+        assert shared.num_unfinished() == 1
+    assert wait_until(lambda: shared.num_unfinished() == 0, seconds=1)
+
+
+def test_client_that_goes_away_frees_its_request_that_is_not_streamed(shared: Server) -> None:
+    body = json.dumps(shared.body(**LONG_ANSWER)).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", shared.port)) as client:
+        client.sendall(head.encode() + b"\r\n\r\n" + body)
+        assert wait_until(lambda: shared.num_unfinished() == 1)
+    assert wait_until(lambda: shared.num_unfinished() == 0, seconds=1)
+
+
+# ---- starts that fail -----------------------------------------------------------------------------------------------
+
+
+def test_port_in_use_ends_the_start_before_the_model_is_looked_at(start: Callable[..., Server]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start(model="/no/such/model", port=port)
+        assert server.wait_exit(START_SECONDS) == 1
+    (line,) = server.lines
+    assert line.startswith(f"octavo: error: port {port} on 127.0.0.1 is in use")
+    assert "--port" in line
+
+
+def test_host_that_is_not_of_this_machine_is_named(start: Callable[..., Server]) -> None:
+    server = start("--host", "192.0.2.1")
+    assert server.wait_exit(START_SECONDS) == 1
+    (line,) = server.lines
+    assert line.startswith("octavo: error: cannot listen on 192.0.2.1")
+
+
+def test_chat_template_that_cannot_be_read_is_named(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start("--chat-template", str(tmp_path / "none.jinja"))
+    assert server.wait_exit(START_SECONDS) == 1
+    (line,) = server.lines
+    assert line == f"octavo: error: --chat-template {tmp_path / 'none.jinja'} cannot be read: No such file or directory"
+
+
+def test_model_that_is_not_there_is_named_in_the_last_line(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start(model=tmp_path / "none")
+    assert server.wait_exit(START_SECONDS) == 1
+    assert server.lines[-1].startswith("octavo: error: ")
+    assert str(tmp_path / "none") in server.lines[-1]
+    assert server.left_nothing()
+
+
+def test_truncated_weights_are_named_with_file_and_tensor(
+    start: Callable[..., Server], make_tiny_llama: Callable[..., Path]
+) -> None:
+    folder = make_tiny_llama()
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    server = start(model=folder)
+    assert server.wait_exit(START_SECONDS) == 1
+    assert server.lines[-1].startswith(f"octavo: error: {weights}: ")
+    assert "tensor 'model." in server.lines[-1]
+    assert server.left_nothing()
+
+
+def test_length_that_the_model_does_not_have_is_refused_by_flag(start: Callable[..., Server]) -> None:
+    server = start("--max-model-len", str(LENGTH + 1))
+    assert server.wait_exit(START_SECONDS) == 1
+    assert server.lines[-1].startswith(f"octavo: error: --max-model-len {LENGTH + 1} is more than")
+
+
+# ---- the engine is killed -------------------------------------------------------------------------------------------
+
+
+def test_engine_killed_while_idle_ends_the_server(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    os.kill(server.engine_pid, signal.SIGKILL)
+    assert server.wait_exit() == 3
+    assert server.lines[-1] == KILLED
+    assert server.left_nothing()
+
+
+def test_engine_killed_while_loading_ends_the_server(start: Callable[..., Server]) -> None:
+    server = start()
+    assert server.engine_pid
+    assert server.health()["status"] == "loading"
+    os.kill(server.engine_pid, signal.SIGKILL)
+    assert server.wait_exit() == 3
+    assert server.lines[-1] == KILLED
+    assert server.left_nothing()
+
+
+@UNDER_WAY
+def test_engine_killed_at_work_ends_streams_with_an_error_and_the_server(
+    start: Callable[..., Server], request_fields: dict[str, Any], reach: Callable[[Server, Iterator[str]], None]
+) -> None:
+    server = start(*ONE_TOKEN_A_STEP).wait_ready()
+    with server.stream(**request_fields) as events:
+        reach(server, events)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        error = error_in(events)
+    assert (error["code"], error["type"]) == (503, "Service Unavailable")
+    assert "engine has died" in error["message"]
+    assert server.wait_exit() == 3
+    assert server.lines[-1] == KILLED
+    assert server.left_nothing()
+
+
+def test_engine_killed_while_draining_is_no_clean_end(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    with server.stream(**LONG_ANSWER) as events:
+        next(events)
+        server.signal(signal.SIGTERM)
+        server.wait_said("waiting up to 30 s")
+        os.kill(server.engine_pid, signal.SIGKILL)
+        assert "engine has died" in error_in(events)["message"]
+    assert server.wait_exit() == 3
+    assert server.lines[-1] == KILLED
+    assert server.left_nothing()
+
+
+# ---- the server is killed -------------------------------------------------------------------------------------------
+
+
+def test_server_killed_while_loading_leaves_nothing(start: Callable[..., Server]) -> None:
+    server = start()
+    assert server.engine_pid
+    assert server.health()["status"] == "loading"
+    assert not server.left_nothing()
+    server.signal(signal.SIGKILL)
+    assert wait_until(server.left_nothing)
+
+
+def test_server_killed_while_idle_leaves_nothing_and_its_port_can_be_had_at_once(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    answer = server.complete().json()["choices"]
+    server.signal(signal.SIGKILL)
+    server.wait_exit()
+    again = start(port=server.port).wait_ready()
+    assert again.complete().json()["choices"] == answer
+    assert wait_until(lambda: not is_running(server.engine_pid))
+    assert list(server.folder.iterdir()) == []
+
+
+@UNDER_WAY
+def test_server_killed_at_work_leaves_nothing(
+    start: Callable[..., Server], request_fields: dict[str, Any], reach: Callable[[Server, Iterator[str]], None]
+) -> None:
+    server = start(*ONE_TOKEN_A_STEP).wait_ready()
+    with server.stream(**request_fields) as events:
+        reach(server, events)
+        server.signal(signal.SIGKILL)
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(events)
+    assert wait_until(server.left_nothing)
+
+
+# ---- the server is told to end --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_signal_while_idle_is_a_clean_end(start: Callable[..., Server], signum: int) -> None:
+    server = start().wait_ready()
+    server.signal(signum)
+    assert server.wait_exit() == 0
+    assert server.said("octavo: error") is None
+    assert server.left_nothing()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_signal_while_loading_gives_the_exit_code_of_the_signal(start: Callable[..., Server], signum: int) -> None:
+    server = start()
+    assert server.engine_pid
+    assert server.health()["status"] == "loading"
+    server.signal(signum)
+    assert server.wait_exit() == 128 + signum
+    assert "Traceback" not in "".join(server.lines)
+    assert server.left_nothing()
+
+
+def test_running_requests_finish_after_sigterm_and_new_ones_are_refused(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    count = 800
+    refused = server.body()
+    with server.stream(max_tokens=count) as events:
+        tokens = [next(events)]
+        server.signal(signal.SIGTERM)
+        server.wait_said("waiting up to 30 s for 1 running request")
+        assert server.health() == {"status": "draining"}
+        answer = server.http.post(f"{server.url}/v1/completions", json=refused)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "Service Unavailable")
+        assert server.process.poll() is None
+        tokens += events
+    assert tokens.pop() == "[DONE]"
+    assert json.loads(tokens[-1])["choices"][0]["finish_reason"] == "length"
+    assert server.wait_exit() == 0
+    assert server.left_nothing()
+
+
+def test_without_time_to_finish_requests_end_with_a_typed_error(start: Callable[..., Server]) -> None:
+    server = start("--shutdown-timeout", "0").wait_ready()
+    with server.stream(**LONG_ANSWER) as events:
+        next(events)
+        server.signal(signal.SIGTERM)
+        error = error_in(events)
+    assert (error["code"], error["type"]) == (503, "Service Unavailable")
+    assert "shutting down" in error["message"]
+    assert server.wait_exit() == 0
+    assert server.left_nothing()
+
+
+def test_second_signal_ends_the_wait(start: Callable[..., Server]) -> None:
+    server = start("--shutdown-timeout", "600").wait_ready()
+    with server.stream(**LONG_ANSWER) as events:
+        next(events)
+        server.signal(signal.SIGTERM)
+        server.wait_said("waiting up to 600 s")
+        next(events)
+        server.signal(signal.SIGTERM)
+        assert "shutting down" in error_in(events)["message"]
+    assert server.wait_exit() == 0
+    assert server.left_nothing()
