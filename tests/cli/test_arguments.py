@@ -1,0 +1,153 @@
+"""What the command line says and accepts, before anything is loaded."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import __version__
+from octavo.config import EngineArgs
+from octavo.entrypoints import ServeOptions
+
+COMMANDS = ["serve", "chat", "complete", "pull"]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineArgs, ServeOptions]]:
+    """What would have been served."""
+    calls: list[tuple[EngineArgs, ServeOptions]] = []
+
+    def serve(engine_args: EngineArgs, options: ServeOptions) -> int:
+        calls.append((engine_args, options))
+        return 0
+
+    monkeypatch.setattr("octavo.entrypoints.serve", serve)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    return calls
+
+
+def test_alone_it_shows_its_help(octavo: Callable[..., Any]) -> None:
+    done = octavo()
+    assert done.code == 0
+    for command in COMMANDS:
+        assert f"\n    {command} " in done.out
+
+
+def test_version(octavo: Callable[..., Any]) -> None:
+    done = octavo("--version")
+    assert (done.code, done.out) == (0, f"octavo {__version__}\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself(octavo: Callable[..., Any], command: str) -> None:
+    done = octavo(command, "--help")
+    assert done.code == 0
+    assert done.out.startswith(f"usage: octavo {command}")
+
+
+def test_help_of_serve_says_who_can_reach_the_server(octavo: Callable[..., Any]) -> None:
+    text = " ".join(octavo("serve", "--help").out.split())
+    assert "default: 127.0.0.1, this machine only" in text
+
+
+def test_help_loads_neither_torch_nor_an_http_library() -> None:
+    code = (
+        "import sys, contextlib; from octavo.cli import main\n"
+        "with contextlib.suppress(SystemExit): main(['serve', '--help'])\n"
+        "print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(done.stderr.split())
+    assert "octavo" in loaded
+    assert loaded & {"torch", "transformers", "fastapi", "uvicorn", "httpx", "numpy", "zmq"} == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (
+            ["serve", "--max-model-length", "5"],
+            "unrecognized arguments: --max-model-length; did you mean --max-model-len?",
+        ),
+        (["serve", "--max_num_seq=5"], "did you mean --max-num-seqs?"),
+        (["serve", "--model", "x"], "MODEL is given without a flag: octavo serve MODEL"),
+        (["chat", "--max-token", "5"], "did you mean --max-tokens?"),
+        (["serve", "a", "b"], "unrecognized arguments: b"),
+        (["sevre"], "invalid choice: 'sevre' (choose from 'serve', 'chat', 'complete', 'pull')"),
+        (["--serve"], "unrecognized arguments: --serve"),
+        (["complete"], "the following arguments are required: PROMPT"),
+        (["serve", "--port", "65536"], "argument --port: must be a whole number between 0 and 65535, got '65536'"),
+        (["serve", "--shutdown-timeout", "-1"], "--shutdown-timeout: must be a number of seconds, 0 or more, got '-1'"),
+        (["serve", "--shutdown-timeout", "nan"], "0 or more, got 'nan'"),
+        (["serve", "--max-body-bytes", "0"], "--max-body-bytes: must be a whole number of at least 1, got '0'"),
+        (["serve", "--reasoning-parser", "thonk"], "invalid choice: 'thonk' (choose from 'auto', 'none', 'think'"),
+        (["serve", "--dtype", "int3"], "--dtype: invalid choice: 'int3'"),
+        (["serve", "--max-model-len", "long"], "--max-model-len"),
+    ],
+)
+def test_usage_errors_exit_with_2_and_say_what_was_meant(
+    octavo: Callable[..., Any], words: list[str], hint: str
+) -> None:
+    done = octavo(*words)
+    assert done.code == 2
+    assert done.out == ""
+    error, way_out = done.err.splitlines()
+    assert ": error: " in error
+    assert hint in error
+    assert way_out.startswith("Try: octavo")
+    assert way_out.endswith(" --help")
+
+
+def test_flags_reach_engine_and_server(octavo: Callable[..., Any], served: list[Any]) -> None:
+    words = ["serve", "m.gguf", "--max_model_len=64", "--max-num-seqs", "3", "--no-enable-prefix-caching"]
+    words += ["--served-model-name", "a", "b_c", "--host", "::1", "--port", "0", "--chat-template", "some_file.jinja"]
+    words += ["--shutdown-timeout", "1.5", "--disable-uvicorn-access-log", "--uvicorn-log-level", "error"]
+    words += ["--max-body-bytes", "100", "--reasoning-parser", "none"]
+    assert octavo(*words).code == 0
+    ((engine_args, options),) = served
+    assert engine_args.stated["model"] == {"model": "m.gguf", "max_model_len": 64, "served_model_name": ["a", "b_c"]}
+    assert engine_args.stated["scheduler"] == {"max_num_seqs": 3}
+    assert engine_args.stated["cache"] == {"enable_prefix_caching": False}
+    assert options == ServeOptions(
+        host="::1",
+        port=0,
+        chat_template=Path("some_file.jinja"),
+        reasoning_parser="none",
+        shutdown_timeout=1.5,
+        access_log=False,
+        log_level="error",
+        max_body_bytes=100,
+    )
+
+
+def test_nothing_stated_means_the_defaults(octavo: Callable[..., Any], served: list[Any]) -> None:
+    assert octavo("serve").code == 0
+    ((engine_args, options),) = served
+    assert all(stated == {} for stated in engine_args.stated.values())
+    assert options == ServeOptions()
+    assert (options.host, options.port, options.shutdown_timeout) == ("127.0.0.1", 8000, 30.0)
+
+
+def test_error_is_one_line_whatever_is_in_it(octavo: Callable[..., Any]) -> None:
+    done = octavo("complete", "x", "--url", "nonsense\n\x1b[31m")
+    assert done.code == 1
+    (line,) = done.err.splitlines()
+    assert line.startswith("octavo: error: --url nonsense")
+    assert "\x1b" not in line
+
+
+def test_reader_that_has_gone_is_no_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from octavo.cli import main; sys.exit(main())", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    with process:
+        assert "Traceback" not in process.stderr.read()
