@@ -76,7 +76,7 @@ class ActiveRequests:
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
         except TimeoutError:
-            return False
+            return self._idle.is_set()
         return True
 
 

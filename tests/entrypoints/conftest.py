@@ -42,7 +42,7 @@ class FakeTokenizer:
         return [3 + ord(character) % (VOCAB_SIZE - 3) for character in text]
 
     def decode_token(self, token_id: int) -> str:
-        return chr(token_id - 3)
+        return chr(max(token_id - 3, 0))
 
 
 def make_config(**stated: Any) -> OctavoConfig:
@@ -181,10 +181,16 @@ class FakeAsyncLLM:
 class Server:
     """The app over a fake engine, and a client of it."""
 
-    def __init__(self, reasoning_parser: str = "auto", chat_template: str | None = None, **stated: Any) -> None:
+    def __init__(
+        self,
+        reasoning_parser: str = "auto",
+        chat_template: str | None = None,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        **stated: Any,
+    ) -> None:
         self.engine = FakeAsyncLLM(**stated)
         self.engine.tokenizer.chat_template = chat_template
-        self.state = ServerState(MAX_BODY_BYTES, reasoning_parser)
+        self.state = ServerState(max_body_bytes, reasoning_parser)
         self.state.attach(self.engine)  # type: ignore[arg-type]
         self.app = build_app(self.state)
 
@@ -215,6 +221,69 @@ class Server:
         return self.post("/v1/chat/completions", body | fields)
 
 
+class Connection:
+    """A request at ASGI's level, inside a running loop: what is sent is seen piece by piece, and the client may leave.
+
+    Args:
+        body: sent whole; or with ``cut_off`` only begun.
+    """
+
+    def __init__(self, server: Server, path: str, body: Any, cut_off: bool = False) -> None:
+        content = json.dumps(body).encode()
+        self._requests = [{"type": "http.request", "body": content, "more_body": cut_off}]
+        self._sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._left = asyncio.Event()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json")],
+            "client": ("client", 1),
+            "server": ("server", 80),
+        }
+        self._task = asyncio.create_task(server.app(scope, self._receive, self._send))  # type: ignore[arg-type]
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._requests:
+            return self._requests.pop()
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self._sent.put_nowait(message)
+
+    async def next(self) -> dict[str, Any]:
+        """The next ASGI message."""
+        return await asyncio.wait_for(self._sent.get(), 5)
+
+    async def rest(self) -> bytes:
+        """All that is still to come of the body, until the response ends."""
+        parts = []
+        while True:
+            message = await self.next()
+            parts.append(message.get("body", b""))
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                await asyncio.wait_for(self._task, 5)
+                return b"".join(parts)
+
+    async def leave(self) -> None:
+        """Goes away; returns when the server has done with the request."""
+        self._left.set()
+        await asyncio.wait_for(self._task, 5)
+
+
+@pytest.fixture
+def connect() -> Callable[..., Connection]:
+    """``connect(server, path, body)`` → Connection."""
+    return Connection
+
+
 def events_of(response: httpx.Response) -> list[Any]:
     """The JSON of a stream's events; the last must be [DONE]."""
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -231,7 +300,7 @@ def events() -> Callable[[httpx.Response], list[Any]]:
 
 @pytest.fixture
 def make_server() -> Callable[..., Server]:
-    """``make_server(reasoning_parser="auto", chat_template=None, **EngineArgs)`` → Server."""
+    """``make_server(reasoning_parser=…, chat_template=…, max_body_bytes=…, **EngineArgs)`` → Server."""
     return Server
 
 

@@ -1,0 +1,346 @@
+"""Every mistake of a client is a small 4xx in OpenAI's shape that names the field, and leaves the server as it was."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+VOCAB_SIZE = 300
+MAX_MODEL_LEN = 64
+HUGE = 2**63
+Error = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_started(server: Any, canary: None) -> Iterator[None]:
+    """A refused request never reaches the engine. (Tests of accepted ones clear ``started``.)"""
+    yield
+    assert server.engine.started == []
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b'{"model":', b"[]", b'"x"', b"null", b"42", b"true", b'{"a": 1} {"b": 2}', b"\xff\xfe", b"{'model': 1}"],
+)
+def test_a_body_that_is_no_json_object_is_refused(server: Any, error: Error, path: str, body: bytes) -> None:
+    assert error(server.post(path, body), 400)["type"] == "Bad Request"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+        b'{"messages":[{"role":"user","content":"hi"}],"n":' + b"1" * 5000 + b"}",
+        b'{"messages":' + b"[" * 9_000 + b"]" * 9_000 + b"}",
+        b'{"a":' * 2_000 + b"1" + b"}" * 2_000,
+        b'{"messages":[{"role":"user","content":' + b"[" * 9_000,
+    ],
+    ids=["half a surrogate pair", "5000 digits", "deep arrays", "deep objects", "deep and cut off"],
+)
+def test_hostile_json_is_refused(server: Any, error: Error, body: bytes) -> None:
+    error(server.post("/v1/chat/completions", body), 400)
+
+
+def test_json_nested_a_hundred_thousand_deep_is_refused(make_server: Callable[..., Any], error: Error) -> None:
+    server = make_server(max_body_bytes=1 << 20)
+    for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
+        nested = opening * 100_000 + b"1" + closing * 100_000
+        error(server.post("/v1/completions", b'{"prompt":"hi","user":' + nested + b"}"), 400)
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "", "multipart/form-data", "application/x-www-form-urlencoded"])
+def test_another_content_type_is_refused(server: Any, error: Error, content_type: str) -> None:
+    response = server.post("/v1/completions", b'{"prompt":"hi"}', headers={"content-type": content_type})
+    assert "Content-Type" in error(response, 400)["message"]
+
+
+def test_json_with_a_charset_is_taken(server: Any) -> None:
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    assert server.post("/v1/completions", b'{"prompt":"hi"}', headers=headers).status_code == 200
+    server.engine.started.clear()
+
+
+def test_an_unknown_model_is_not_found(server: Any, error: Error) -> None:
+    for response in (server.complete(model="nope"), server.chat(model="nope"), server.get("/v1/models/nope")):
+        assert error(response, 404, "model")["type"] == "NotFoundError"
+    assert len(error(server.complete(model="x" * 10_000), 404, "model")["message"]) < 300
+
+
+def test_the_model_may_be_left_out(server: Any) -> None:
+    response = server.post("/v1/completions", {"prompt": "hi"})
+    assert response.json()["model"] == "m"
+    server.engine.started.clear()
+
+
+COMMON_MISTAKES = [
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", "hot"),
+    ("temperature", True),
+    ("temperature", [1]),
+    ("top_p", 0),
+    ("top_p", 1.01),
+    ("top_p", "0.5"),
+    ("top_k", -2),
+    ("top_k", 1.5),
+    ("top_k", 2**31),
+    ("n", 0),
+    ("n", -1),
+    ("n", 16385),
+    ("n", HUGE),
+    ("n", 2),  # at temperature 0
+    ("n", "2"),
+    ("n", True),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", MAX_MODEL_LEN + 1),
+    ("max_tokens", HUGE),
+    ("max_tokens", 2**64),
+    ("max_tokens", 10**40),
+    ("max_tokens", "4"),
+    ("max_tokens", 4.5),
+    ("max_tokens", True),
+    ("min_tokens", 9),  # max_tokens is 4
+    ("min_tokens", -1),
+    ("seed", HUGE),
+    ("seed", -HUGE - 1),
+    ("seed", 0.5),
+    ("priority", HUGE),
+    ("priority", 1),  # the policy is fcfs
+    ("stop", ["1", "2", "3", "4", "5"]),
+    ("stop", [""]),
+    ("stop", ""),
+    ("stop", [1]),
+    ("stop", 1),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", [VOCAB_SIZE]),
+    ("stop_token_ids", [HUGE]),
+    ("stop_token_ids", ["x"]),
+    ("stop_token_ids", [1.5]),
+    ("stop_token_ids", 7),
+    ("ignore_eos", "yes"),
+    ("ignore_eos", 1),
+    ("stream", "true"),
+    ("stream", 1),
+    ("stream_options", {"include_usage": True}),  # without stream
+    ("stream_options", "usage"),
+    ("cache_salt", ""),
+    ("cache_salt", "s" * 129),
+    ("cache_salt", "a/b"),
+    ("cache_salt", 5),
+    ("request_id", "two words"),
+    ("request_id", ""),
+    ("model", 5),
+]
+
+
+@pytest.mark.parametrize("door", ["complete", "chat"])
+@pytest.mark.parametrize(("field", "value"), COMMON_MISTAKES, ids=str)
+def test_a_wrong_value_names_its_field(server: Any, error: Error, door: str, field: str, value: Any) -> None:
+    error(getattr(server, door)(**{field: value}), 400, field)
+
+
+@pytest.mark.parametrize("door", ["complete", "chat"])
+@pytest.mark.parametrize(("field", "value"), [("temperature", 3), ("n", 0), ("stop", "")])
+def test_a_stream_is_refused_before_it_begins(server: Any, error: Error, door: str, field: str, value: Any) -> None:
+    error(getattr(server, door)(stream=True, **{field: value}), 400, field)
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 400])
+@pytest.mark.parametrize("field", ["temperature", "top_p"])
+def test_numbers_that_are_not_finite_are_refused(server: Any, error: Error, field: str, literal: str) -> None:
+    error(server.post("/v1/completions", f'{{"prompt":"hi","{field}":{literal}}}'.encode()), 400, field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt", None),
+        ("prompt", ""),
+        ("prompt", []),
+        ("prompt", [""]),
+        ("prompt", ["hi", ""]),
+        ("prompt", [[]]),
+        ("prompt", [[5], []]),
+        ("prompt", [-1]),
+        ("prompt", [VOCAB_SIZE]),
+        ("prompt", [HUGE]),
+        ("prompt", [2**64]),
+        ("prompt", [1.5]),
+        ("prompt", [5, "x"]),
+        ("prompt", [5, True]),
+        ("prompt", [True]),
+        ("prompt", [[5], "x"]),
+        ("prompt", ["x", [5]]),
+        ("prompt", [[[5]]]),
+        ("prompt", [None]),
+        ("prompt", {"text": "hi"}),
+        ("prompt", 5),
+        ("prompt", ["x"] * 1025),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("logprobs", "5"),
+        ("logprobs", True),
+        ("suffix", "end"),
+        ("echo", True),
+        ("best_of", 1_000_000),
+        ("prompt_logprobs", 1),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_wrong_completions(server: Any, error: Error, field: str, value: Any) -> None:
+    error(server.complete(**{field: value}), 400, field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("messages", []),
+        ("messages", "hi"),
+        ("messages", None),
+        ("messages", ["hi"]),
+        ("messages", {"role": "wizard", "content": 5}),
+        ("messages", [{"role": "wizard", "content": "hi"}]),
+        ("messages", [{"role": "user", "content": 5}]),
+        ("top_logprobs", 5),  # without logprobs
+        ("top_logprobs", "5"),
+        ("logprobs", 5),
+        ("max_completion_tokens", 0),
+        ("max_completion_tokens", MAX_MODEL_LEN + 1),
+        ("tools", []),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("tool_choice", 7),
+        ("chat_template", "{{ messages }}"),
+        ("chat_template_kwargs", {"chat_template": "x"}),
+        ("chat_template_kwargs", {"messages": []}),
+        ("chat_template_kwargs", "x"),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema"}),
+        ("continue_final_message", True),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_wrong_chats(server: Any, error: Error, field: str, value: Any) -> None:
+    error(server.chat(**{field: value}), 400, field)
+
+
+def test_top_logprobs_beyond_the_limit(server: Any, error: Error) -> None:
+    error(server.chat(logprobs=True, top_logprobs=21), 400, "top_logprobs")
+    error(server.chat(logprobs=True, top_logprobs=-1), 400, "top_logprobs")
+
+
+def test_missing_fields_are_named(server: Any, error: Error) -> None:
+    assert error(server.post("/v1/chat/completions", {"model": "m"}), 400, "messages")["type"] == "Bad Request"
+    error(server.post("/v1/completions", {"model": "m"}), 400, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("field", "wanted", "neutral"),
+    [
+        ("presence_penalty", 2.1, 0.0),
+        ("frequency_penalty", 0.5, 0),
+        ("repetition_penalty", 0, 1.0),
+        ("min_p", -0.1, 0.0),
+        ("min_p", False, 0),  # a boolean is not a number
+        ("logit_bias", {"5": 1}, {}),
+        ("logit_bias", {"-1": 1}, None),
+        ("allowed_token_ids", [VOCAB_SIZE], None),
+        ("bad_words", [""], []),
+        ("guided_regex", "(", None),
+        ("structured_outputs", {"choice": []}, None),
+        ("truncate_prompt_tokens", 5, None),
+        ("skip_special_tokens", False, True),
+        ("response_format", {"type": "json_object"}, {"type": "text"}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("door", ["complete", "chat"])
+def test_fields_of_features_to_come(
+    server: Any, error: Error, door: str, field: str, wanted: Any, neutral: Any
+) -> None:
+    """A value that asks for something is refused by name; one that asks for nothing is served as if it were absent."""
+    ask = getattr(server, door)
+    assert field in error(ask(**{field: wanted}), 400, field)["message"]
+    response = ask(**{field: neutral})
+    assert response.status_code == 200
+    assert "x-octavo-ignored" not in response.headers
+    server.engine.started.clear()
+
+
+def test_unknown_fields_are_served_and_named(server: Any) -> None:
+    fields = {"user": "u", "metadata": {"a": 1}, "böse\r\nx: y": 1}
+    for ask in (server.complete, server.chat):
+        response = ask(**fields, stream=True, stream_options={"include_usage": True, "verbose": True})
+        assert response.status_code == 200
+        named = response.headers["x-octavo-ignored"]
+        assert named == "user, metadata, b%C3%B6se%0D%0Ax%3A%20y, stream_options.verbose"
+    many = {f"{'é' * 80}{index}": 1 for index in range(60)}
+    assert len(server.complete(**many).headers["x-octavo-ignored"]) < 4096
+    server.engine.started.clear()
+
+
+def test_prompt_and_output_must_fit(server: Any, error: Error) -> None:
+    prompt = [5] * 40
+    response = server.complete(prompt=prompt, max_tokens=MAX_MODEL_LEN - 40)
+    assert response.json()["usage"]["completion_tokens"] == MAX_MODEL_LEN - 40
+    assert response.json()["choices"][0]["finish_reason"] == "length"
+    server.engine.started.clear()
+    message = error(server.complete(prompt=prompt, max_tokens=MAX_MODEL_LEN - 39), 400, "input_tokens")["message"]
+    assert "40" in message
+    assert str(MAX_MODEL_LEN) in message
+    error(server.complete(prompt=[5] * MAX_MODEL_LEN, max_tokens=1), 400, "input_tokens")
+    error(server.complete(prompt="x" * 15_000), 400, "input_tokens")
+    error(server.chat(messages=[{"role": "user", "content": "x" * 200}], max_tokens=None), 400, "input_tokens")
+    error(server.chat(min_tokens=10**9, max_tokens=None), 400, "min_tokens")
+
+
+def test_one_wrong_prompt_refuses_them_all_and_says_which(server: Any, error: Error) -> None:
+    message = error(server.complete(prompt=[[5], [5, 6], [VOCAB_SIZE]]), 400, "prompt")["message"]
+    assert "prompt 2" in message
+
+
+def test_many_choices_are_refused_at_once(server: Any, error: Error) -> None:
+    begin = time.perf_counter()
+    error(server.complete(n=16385, temperature=1), 400, "n")
+    error(server.complete(prompt=["x"] * 1000, n=17, temperature=1), 400, "n")
+    error(server.complete(prompt=["x"] * 1025), 400, "prompt")
+    assert time.perf_counter() - begin < 1.0
+
+
+def test_a_body_beyond_the_limit_is_refused_early(server: Any, error: Error) -> None:
+    body = json.dumps({"prompt": "x" * 30_000}).encode()
+    response = server.post("/v1/completions", body)
+    error(response, 413)
+    assert response.headers["connection"] == "close"
+    sent = 0
+
+    async def endless() -> Any:
+        nonlocal sent
+        while True:
+            sent += 1000
+            yield b" " * 1000
+
+    headers = {"content-type": "application/json"}
+    error(server.request("POST", "/v1/completions", content=endless(), headers=headers), 413)
+    assert sent < 25_000
+
+
+def test_unknown_paths_and_methods(server: Any, error: Error) -> None:
+    assert error(server.get("/"), 404)["type"] == "NotFoundError"
+    error(server.post("/v1/completions/", {}), 404)
+    error(server.get("/v1/completions/../../etc/passwd"), 404)
+    response = server.get("/v1/chat/completions")
+    error(response, 405)
+    assert response.headers["allow"] == "POST"
+    error(server.post("/health", {}), 405)
+
+
+def test_texts_that_are_unusual_are_served(server: Any) -> None:
+    for text in ("\x00", "e" + "\u0301" * 30, "👩‍👩‍👧‍👦", "\u202e", "<|im_start|>"):
+        assert server.complete(prompt=text).status_code == 200
+        assert server.chat(messages=[{"role": "user", "content": text}]).status_code == 200
+    server.engine.started.clear()
