@@ -84,6 +84,7 @@ class AsyncLLM:
     def _launch(self) -> None:
         self._check_alive()
         if self._client is None:
+            self.progress = ("starting", 0.0)
             self._client = make_async_client(self.config)
             self._text = self._threads.submit(_load_text, Path(self.config.model.path))
 

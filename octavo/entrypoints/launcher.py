@@ -26,9 +26,10 @@ from octavo.engine import AsyncLLM, build_config
 from octavo.entrypoints.api_server import build_app
 from octavo.entrypoints.errors import UnavailableError
 from octavo.entrypoints.listen import listen, url_of
-from octavo.entrypoints.server_state import ServerState, Services
+from octavo.entrypoints.server_state import ServerState
 from octavo.errors import ConfigError, EngineDeadError, ModelError
 from octavo.logging import init_logger
+from octavo.renderers import ChatRenderer
 
 __all__ = ["ServeOptions", "serve"]
 
@@ -108,7 +109,7 @@ class _ServerProcess:
         self._socket = sock
         self._url = url_of(sock)
         self._chat_template = chat_template
-        self._state = ServerState(options.max_body_bytes)
+        self._state = ServerState(options.max_body_bytes, options.reasoning_parser)
         self._engine: AsyncLLM | None = None
         self._signals: list[int] = []
         self._signalled = asyncio.Event()
@@ -172,6 +173,8 @@ class _ServerProcess:
             config = await _in_daemon_thread(lambda: build_config(self._engine_args, self._on_progress))
             self._engine = engine = AsyncLLM(config)
             engine.start()
+            if self._chat_template is not None:  # found wrong now, not when gigabytes of weights have been read
+                await asyncio.to_thread(lambda: ChatRenderer(engine.tokenizer, self._chat_template))
             await engine.ready()
         except EngineDeadError as error:
             if self._engine is not None and self._engine.exit_code_hint == 1:
@@ -180,7 +183,7 @@ class _ServerProcess:
             raise
         finally:
             reporter.cancel()
-        self._state.services = Services(engine, self._chat_template)
+        self._state.attach(engine, self._chat_template)
         say(f"Octavo is ready: {self._url} ({self._facts(engine)})")
         raise await engine.wait_dead()
 

@@ -283,6 +283,18 @@ def test_chat_template_that_cannot_be_read_is_named(start: Callable[..., Server]
     assert line == f"octavo: error: --chat-template {tmp_path / 'none.jinja'} cannot be read: No such file or directory"
 
 
+def test_chat_template_that_is_not_valid_ends_the_start_before_the_weights_are_read(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for %}")
+    server = start("--chat-template", str(template))
+    assert server.wait_exit(START_SECONDS) == 1
+    assert server.lines[-1].startswith("octavo: error: --chat-template: the chat template is not valid (line 1)")
+    assert server.said("octavo.loader") is None
+    assert server.left_nothing()
+
+
 def test_model_that_is_not_there_is_named_in_the_last_line(start: Callable[..., Server], tmp_path: Path) -> None:
     server = start(model=tmp_path / "none")
     assert server.wait_exit(START_SECONDS) == 1
@@ -308,6 +320,15 @@ def test_length_that_the_model_does_not_have_is_refused_by_flag(start: Callable[
     server = start("--max-model-len", str(LENGTH + 1))
     assert server.wait_exit(START_SECONDS) == 1
     assert server.lines[-1].startswith(f"octavo: error: --max-model-len {LENGTH + 1} is more than")
+
+
+def test_length_that_does_not_fit_is_refused_with_the_length_that_would(start: Callable[..., Server]) -> None:
+    server = start("--max-model-len", "100", "--num-gpu-blocks-override", "2")
+    assert server.wait_exit(START_SECONDS) == 1
+    assert server.lines[-1].startswith("octavo: error: --max-model-len 100 ")
+    assert "32" in server.lines[-1]
+    assert server.said("octavo.loader") is not None  # the control of the test above: this one was found late
+    assert server.left_nothing()
 
 
 # ---- the engine is killed -------------------------------------------------------------------------------------------
