@@ -124,16 +124,13 @@ def _strip(link: dict[str, Any]) -> TokenStep:
 
 
 def _metaspace(link: dict[str, Any]) -> TokenStep:
-    decoder = decoders.Metaspace(link["replacement"], link["prepend_scheme"], link["split"])
-    return _by_position(decoder)
+    sign, at_first = link["replacement"], " " if link["prepend_scheme"] == "never" else ""
+    return lambda token, first: token.replace(sign, at_first if first else " ")
 
 
 def _word_piece(link: dict[str, Any]) -> TokenStep:
-    return _by_position(decoders.WordPiece(link["prefix"], link["cleanup"]))
-
-
-def _by_position(decoder: decoders.Decoder) -> TokenStep:
-    """A step of the library that treats the first token in another way: a later token is shown one before it."""
+    decoder = decoders.WordPiece(link["prefix"], link["cleanup"])
+    # The first token is treated in another way; so a later one is shown with a token before it.
     return lambda token, first: decoder.decode([token]) if first else decoder.decode(["a", token])[1:]
 
 

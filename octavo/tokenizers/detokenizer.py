@@ -108,11 +108,11 @@ class IncrementalDetokenizer:
         skip_special_tokens: leave the text of special tokens out.
     """
 
-    __slots__ = ("_begun", "_buffer", "_skipped", "_strips", "_table")
+    __slots__ = ("_begun", "_buffer", "_skip_special", "_strips", "_table")
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._table = tokenizer.token_table
-        self._skipped = self._table.special_token_ids if skip_special_tokens else frozenset()
+        self._skip_special = skip_special_tokens
         self._buffer = _BUFFERS[self._table.plan.join]()
         self._begun = False
         # What is still to be dropped from the beginning, last strip first.
@@ -120,15 +120,10 @@ class IncrementalDetokenizer:
 
     def push(self, token_id: int) -> str:
         """Adds a token; returns the text that is now certain (often the token's own, sometimes none)."""
-        if token_id in self._skipped:
+        piece = self._table.piece(token_id) if self._begun else self._table.first_piece(token_id)
+        if piece is None or (piece.special and self._skip_special):
             return ""
-        if self._begun:
-            piece = self._table.piece(token_id)
-        else:
-            piece = self._table.first_piece(token_id)
-            self._begun = piece is not None
-        if piece is None:
-            return ""
+        self._begun = True
         text = self._buffer.push(piece)
         return self._strip(text) if self._strips else text
 

@@ -3,6 +3,7 @@
 Takes the metadata as a dict and knows nothing of the file.
 """
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
@@ -30,6 +31,8 @@ _NAMED_TOKENS = {
     "mask_token": "mask_token_id",
 }
 _SPACE = "▁"
+# Some ten times the longest there is. Finding a token's merges takes the square of its length.
+_MAX_TOKEN_LENGTH = 4096
 
 
 class _TokenType(IntEnum):
@@ -41,12 +44,20 @@ class _TokenType(IntEnum):
     BYTE = 6
 
 
+_TOKEN_TYPES = tuple(map(int, _TokenType))
+
+
 class _Metadata:
     """The tokenizer's part of the metadata, checked as it is read."""
 
     def __init__(self, metadata: dict[str, Any], file: str) -> None:
         self._metadata = metadata
         self.file = file
+        self.tokens: list[str] = []
+        self.types: list[int] = []
+
+    def read_tokens(self) -> None:
+        """Fills in ``tokens`` and ``types``."""
         self.tokens = self._tokens()
         self.types = self._types()
 
@@ -96,6 +107,10 @@ class _Metadata:
         tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(self.strings("tokens"))]
         if not tokens:
             raise self.error(f"{_PREFIX}tokens is empty")
+        longest = max(tokens, key=len)
+        if len(longest) > _MAX_TOKEN_LENGTH:
+            message = f"{_PREFIX}tokens has one of {len(longest)} characters, at most {_MAX_TOKEN_LENGTH} are expected"
+            raise self.error(message)
         if len(set(tokens)) != len(tokens):
             first: dict[str, int] = {}
             for index, token in enumerate(tokens):
@@ -107,9 +122,9 @@ class _Metadata:
         types = self.array("token_type", len(self.tokens))
         if types is None:
             return [_TokenType.NORMAL] * len(self.tokens)
-        unknown = set(types) - set(_TokenType)
-        if unknown:
-            raise self.error(f"{_PREFIX}token_type must be 1 to 6, found {sorted(unknown, key=repr)[0]!r}")
+        unknown = next((kind for kind in types if kind not in _TOKEN_TYPES), None)
+        if unknown is not None:
+            raise self.error(f"{_PREFIX}token_type must be 1 to 6, found {unknown!r}")
         return types
 
 
@@ -123,16 +138,18 @@ def build_from_gguf(metadata: dict[str, Any], file: str) -> Tokenizer:
         CheckpointError: entries are missing or contradict each other.
         UnsupportedError: a kind of tokenizer that octavo does not have.
     """
-    kind = metadata.get(_PREFIX + "model")
-    if kind is None:
-        raise CheckpointError(f"{_PREFIX}model is missing: the file has no tokenizer", file=file)
-    if kind not in _BUILDERS:
-        message = f"tokenizer kind {kind!r} ({_PREFIX}model) is not supported; supported: {', '.join(_BUILDERS)}"
-        raise UnsupportedError(f"{file}: {message}")
     read = _Metadata(metadata, file)
+    kind = read.get("model", str)
+    if kind is None:
+        raise read.error(f"{_PREFIX}model is missing: the file has no tokenizer")
+    if kind not in _BUILDERS:
+        supported = ", ".join(_BUILDERS)
+        raise UnsupportedError(f"tokenizer kind {kind!r} ({_PREFIX}model) is not supported; supported: {supported}")
+    read.read_tokens()
     named_tokens = {name: token for name, key in _NAMED_TOKENS.items() if (token := read.token(key)) is not None}
     backend, add_bos = _BUILDERS[kind](read, named_tokens)
-    special_tokens = _add_tokens(backend, read, named_tokens)
+    # SentencePiece's space sign is not found in text as it is: merging makes the tokens that have it.
+    special_tokens = _add_tokens(backend, read, named_tokens, unless_with=_SPACE if kind == "llama" else None)
     _set_post_processor(backend, read, named_tokens, add_bos)
     chat_template = metadata.get("tokenizer.chat_template")
     if chat_template is not None and not isinstance(chat_template, str):
@@ -168,7 +185,7 @@ def _build_sentence_piece(read: _Metadata, named_tokens: dict[str, str]) -> tupl
     scores = read.array("scores", len(read.tokens))
     if scores is None:
         raise read.error(f"{_PREFIX}scores is missing")
-    if not all(isinstance(score, float | int) for score in scores):
+    if not all(isinstance(score, float | int) and not math.isnan(score) for score in scores):
         raise read.error(f"{_PREFIX}scores must hold numbers only")
     vocab = {token: index for index, token in enumerate(read.tokens)}
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -207,19 +224,21 @@ def _merges_of_scores(read: _Metadata, vocab: dict[str, int], scores: Sequence[f
     return [(read.tokens[left], read.tokens[right]) for _, _, left, right in ranked]
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, read: _Metadata, named_tokens: dict[str, str]) -> frozenset[str]:
+def _add_tokens(
+    backend: tokenizers.Tokenizer, read: _Metadata, named_tokens: dict[str, str], unless_with: str | None
+) -> frozenset[str]:
     """Marks the tokens that are found in text as a whole; returns the special ones."""
     special = set(named_tokens.values())
     user_defined = []
     for token, kind in zip(read.tokens, read.types, strict=True):
         if kind in (_TokenType.CONTROL, _TokenType.UNKNOWN):
             special.add(token)
-        elif kind == _TokenType.USER_DEFINED and token not in special and _SPACE not in token:
-            # Those with SentencePiece's space sign cannot be found in text as it is; merging makes them.
+        elif kind == _TokenType.USER_DEFINED and token not in special:
             user_defined.append(token)
     in_order = [token for token in read.tokens if token in special]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in in_order])
-    backend.add_tokens([AddedToken(token, normalized=False) for token in user_defined])
+    found_whole = (token for token in user_defined if unless_with is None or unless_with not in token)
+    backend.add_tokens([AddedToken(token, normalized=False) for token in found_whole])
     return frozenset(special)
 
 

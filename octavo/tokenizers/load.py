@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 
 from octavo.checkpoints import read_gguf_metadata
-from octavo.errors import CheckpointError, OctavoError
+from octavo.errors import CheckpointError, OctavoError, UnsupportedError
 from octavo.logging import init_logger, one_line
 from octavo.tokenizers.gguf import build_from_gguf
 from octavo.tokenizers.post_processor import surround
@@ -43,9 +43,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 @contextmanager
 def _one_error(file: Path) -> Iterator[None]:
-    """Turns everything that goes wrong inside into a CheckpointError, the library's Rust panics included."""
+    """Turns everything that goes wrong inside into an error that names the file, the library's Rust panics included."""
     try:
         yield
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{file}: {error}") from error
     except (OctavoError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -66,12 +68,13 @@ def _load_folder(folder: Path) -> Tokenizer:
         named_tokens = _named_tokens(folder / "special_tokens_map.json") | _named_tokens(config_file)
         special_tokens = _add_tokens(backend, config, named_tokens, config_file)
         _set_post_processor(backend, config, named_tokens, config_file)
+        chat_template = _chat_template(folder, config, config_file)
     with _one_error(file):
         return Tokenizer(
             backend,
             named_tokens=named_tokens,
             special_tokens=special_tokens,
-            chat_template=_chat_template(folder, config),
+            chat_template=chat_template,
             file=str(file),
         )
 
@@ -89,7 +92,7 @@ def _read_object(file: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(_read_text(file))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also for numbers of too many digits
         raise CheckpointError(f"not valid JSON: {one_line(str(error))}", file=str(file)) from error
     if not isinstance(found, dict):
         raise CheckpointError(f"expected a JSON object, found {type(found).__name__}", file=str(file))
@@ -116,16 +119,15 @@ def _add_tokens(
     added = backend.get_added_tokens_decoder()
     special = {token.content for token in added.values() if token.special}
     known = {token.content for token in added.values()}
-    stated = config.get("added_tokens_decoder") or {}
-    for key, entry in sorted(stated.items(), key=lambda item: int(item[0])):
-        content = _token_text(entry, f"added_tokens_decoder[{key}]", file)
+    for token_id, entry in _stated_tokens(config, file):
+        content = entry["content"]
         if content in known and (content in special or not entry.get("special")):
             continue
         flags = {flag: bool(entry.get(flag, False)) for flag in ("single_word", "lstrip", "rstrip", "special")}
         normalized = bool(entry.get("normalized", not flags["special"]))
         _add(backend, tokenizers.AddedToken(content, normalized=normalized, **flags))
-        if backend.token_to_id(content) != int(key):
-            message = f"added_tokens_decoder gives token {content!r} the id {key}, but it is "
+        if backend.token_to_id(content) != token_id:
+            message = f"added_tokens_decoder gives token {content!r} the id {token_id}, but it is "
             raise CheckpointError(message + f"{backend.token_to_id(content)} by tokenizer.json", file=str(file))
         known.add(content)
         if flags["special"]:
@@ -139,6 +141,23 @@ def _add_tokens(
         _add(backend, tokenizers.AddedToken(content, special=True, normalized=False))
         special.add(content)
     return frozenset(special)
+
+
+def _stated_tokens(config: dict[str, Any], file: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The configuration's added_tokens_decoder, by id."""
+    stated = config.get("added_tokens_decoder")
+    if stated is None:
+        return []
+    well_formed = isinstance(stated, dict) and all(
+        key.isascii() and key.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str)
+        for key, entry in stated.items()
+    )
+    if not well_formed:
+        message = (
+            "added_tokens_decoder must be an object of token ids, each with an object that has the token's content"
+        )
+        raise CheckpointError(message, file=str(file))
+    return sorted(((int(key), entry) for key, entry in stated.items()), key=lambda item: item[0])
 
 
 def _add(backend: tokenizers.Tokenizer, token: tokenizers.AddedToken) -> None:
@@ -165,16 +184,15 @@ def _set_post_processor(
     surround(backend, *around)
 
 
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+def _chat_template(folder: Path, config: dict[str, Any], config_file: Path) -> str | None:
     """A file of its own goes before the configuration's entry; of several named templates, the one named default."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return _read_text(file)
     stated = config.get("chat_template")
-    if isinstance(stated, list):
-        by_name = {entry["name"]: entry["template"] for entry in stated}
-        stated = by_name.get("default")
+    if isinstance(stated, list) and all(isinstance(entry, dict) for entry in stated):
+        stated = next((entry.get("template") for entry in stated if entry.get("name") == "default"), None)
     if stated is not None and not isinstance(stated, str):
         message = f"chat_template must be text or a list of named texts, found {type(stated).__name__}"
-        raise CheckpointError(message, file=str(folder / "tokenizer_config.json"))
+        raise CheckpointError(message, file=str(config_file))
     return stated

@@ -27,10 +27,9 @@ class _Pattern:
                 length += 1
             self.failure[index] = length
 
-    def search(self, text: str, limit: int) -> int | None:
-        """Reads ``text[:limit]``; returns the position after a completed stop string, or None."""
+    def search(self, text: str, position: int, limit: int) -> int | None:
+        """Reads ``text[position:limit]``, up to a completed stop string; returns the position after it, or None."""
         stop, failure, matched = self.stop, self.failure, self.matched
-        position = 0
         while position < limit:
             if not matched:
                 position = text.find(stop[0], position, limit)
@@ -43,9 +42,16 @@ class _Pattern:
                 matched += 1
             position += 1
             if matched == len(stop):
+                self.matched = failure[-1]
                 return position
         self.matched = matched
         return None
+
+    def skip(self, text: str) -> None:
+        """Reads ``text``; what it completes does not count."""
+        position: int | None = 0
+        while position is not None:
+            position = self.search(text, position, len(text))
 
 
 class StopMatcher:
@@ -75,23 +81,37 @@ class StopMatcher:
         end = len(text)
         for pattern in self._patterns:
             # A later pattern is only better if it ends before the best one so far.
-            position = pattern.search(text, end if found is None else end - 1)
+            position = pattern.search(text, 0, end if found is None else end - 1)
             if position is not None:
                 found, end = pattern, position
         if found is not None:
             return self._shown(text[:end], len(found.stop)), found.stop
-        longest = max(self._patterns, key=lambda pattern: pattern.matched, default=None)
-        if longest is None:
-            return text, None
-        shown = self._shown(text, longest.matched)
-        self._held = (longest.stop, longest.matched)
-        return shown, None
+        return self._hold(text), None
+
+    def skip(self, text: str) -> str:
+        """Adds text in which no stop string counts that it completes; one may begin in it and be completed later.
+
+        Returns:
+            text that may be shown now.
+        """
+        for pattern in self._patterns:
+            pattern.skip(text)
+        return self._hold(text)
 
     def finish(self) -> str:
         """No more text comes: returns what was held back."""
         stop, count = self._held
         self._held = ("", 0)
         return stop[:count]
+
+    def _hold(self, text: str) -> str:
+        """``text`` has been read: returns what may be shown, and holds back the rest."""
+        longest = max(self._patterns, key=lambda pattern: pattern.matched, default=None)
+        if longest is None:
+            return text
+        shown = self._shown(text, longest.matched)
+        self._held = (longest.stop, longest.matched)
+        return shown
 
     def _shown(self, text: str, num_held: int) -> str:
         """What was held back plus ``text``, without its last ``num_held`` characters."""

@@ -17,10 +17,12 @@ class TokenPiece:
     Attributes:
         text: the part, where it is whole characters; None: its bytes are only parts of some.
         raw: the bytes, where text is joined from bytes.
+        special: left out where special tokens are skipped.
     """
 
     text: str | None
     raw: bytes
+    special: bool
 
 
 class TokenTable:
@@ -28,15 +30,13 @@ class TokenTable:
 
     Attributes:
         plan: the decoder's plan.
-        special_token_ids: ids whose text is left out when special tokens are skipped.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: frozenset[str]) -> None:
         decoder = backend.decoder
         # A decoder's pickled state is its part of tokenizer.json.
         self.plan: DecoderPlan = plan_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
-        found = (backend.token_to_id(token) for token in special_tokens)
-        self.special_token_ids = frozenset(token_id for token_id in found if token_id is not None)
+        self._special_tokens = special_tokens
         self._id_to_token = backend.id_to_token
         self._later: dict[int, TokenPiece | None] = {}
 
@@ -56,15 +56,16 @@ class TokenTable:
         token = self._id_to_token(token_id)
         if token is None:
             return None
+        special = token in self._special_tokens
         part = self.plan.prepare(token, first)
         if self.plan.join is Join.BYTE_LEVEL:
             raw = byte_level_bytes(part)
             try:
-                return TokenPiece(raw.decode("utf-8"), raw)
+                return TokenPiece(raw.decode("utf-8"), raw, special)
             except UnicodeDecodeError:
-                return TokenPiece(None, raw)
+                return TokenPiece(None, raw, special)
         if self.plan.join is Join.BYTE_FALLBACK:
             value = byte_fallback_value(part)
             if value is not None:
-                return TokenPiece(None, bytes([value]))
-        return TokenPiece(part, b"")
+                return TokenPiece(None, bytes([value]), special)
+        return TokenPiece(part, b"", special)

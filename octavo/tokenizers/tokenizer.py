@@ -10,10 +10,14 @@ from functools import cached_property
 
 import tokenizers
 
+from octavo.errors import CheckpointError
 from octavo.tokenizers.protected import ProtectedEncoder
 from octavo.tokenizers.token_table import TokenTable
 
 __all__ = ["Tokenizer"]
+
+# Forty times the largest vocabularies in use. Others size tables by it.
+_MAX_VOCAB_SIZE = 1 << 24
 
 
 class Tokenizer:
@@ -28,7 +32,12 @@ class Tokenizer:
 
     Attributes:
         named_tokens, special_tokens, chat_template, file: as given.
+        vocab_size: largest id + 1. The model's logits may be wider.
         token_table: what each id adds to text.
+
+    Raises:
+        CheckpointError: there are no tokens, or ids beyond every vocabulary.
+        UnsupportedError: the decoder cannot be followed token by token.
     """
 
     def __init__(
@@ -48,6 +57,10 @@ class Tokenizer:
         self.special_tokens = special_tokens
         self.chat_template = chat_template
         self.file = file
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if not 0 < self.vocab_size <= _MAX_VOCAB_SIZE:
+            message = f"token ids must be 0 to {_MAX_VOCAB_SIZE - 1} at most, the largest is {self.vocab_size - 1}"
+            raise CheckpointError(message, file=file)
         self.token_table = TokenTable(backend, special_tokens)
         self._protected: ProtectedEncoder | None = None
         self._protected_lock = threading.Lock()
@@ -65,14 +78,11 @@ class Tokenizer:
         eos_token = self.eos_token
         return None if eos_token is None else self._backend.token_to_id(eos_token)
 
-    @property
-    def special_token_ids(self) -> frozenset[int]:
-        return self.token_table.special_token_ids
-
     @cached_property
-    def vocab_size(self) -> int:
-        """Largest id + 1. The model's logits may be wider."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    def special_token_ids(self) -> frozenset[int]:
+        """Ids that decoding leaves out when special tokens are skipped."""
+        found = (self._backend.token_to_id(token) for token in self.special_tokens)
+        return frozenset(token_id for token_id in found if token_id is not None)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; the names of special tokens in it count as these tokens.
