@@ -22,6 +22,7 @@ from octavo.entrypoints.openai.responses import (
 from octavo.entrypoints.openai.serving_models import OpenAIServingModels
 from octavo.errors import RequestError
 from octavo.parsers import ReasoningFormat, ReasoningStream
+from octavo.tokenizers import Tokenizer
 from octavo.types import CompletionOutput, RequestOutput
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class OpenAIServingChat:
         except RequestError as error:
             raise type(error)(str(error), param=request.field_of(error.param)) from None
         split = _ReasoningSplit(self._reasoning_format, rendered.text)
-        answer = _Answer(request, request_id, model, inputs[0], split)
+        answer = _Answer(request, request_id, model, inputs[0], self._engine.tokenizer, split)
         outputs = merge_outputs(self._engine, inputs)
         return answer.stream(outputs) if request.stream else await answer.collect(outputs)
 
@@ -82,9 +83,11 @@ class _Answer:
         request_id: str,
         model: str,
         inputs: "EngineInputs",
+        tokenizer: Tokenizer,
         split: "_ReasoningSplit",
     ) -> None:
         self._request = request
+        self._tokenizer = tokenizer
         self._split = split
         self._num_top = request.top_logprobs or 0
         self._id = request_id
@@ -107,7 +110,7 @@ class _Answer:
         message = ChatMessage("assistant", content)
         if self._split.active:
             message.reasoning = message.reasoning_content = reasoning or None
-        logprobs = chat_logprobs(output, self._num_top)
+        logprobs = chat_logprobs(output, self._num_top, self._tokenizer)
         return ChatChoice(output.index, message, logprobs, output.finish_reason, output.stop_reason)
 
     async def stream(self, outputs: AsyncGenerator[tuple[int, RequestOutput], None]) -> AsyncGenerator[bytes, None]:
@@ -135,7 +138,7 @@ class _Answer:
             deltas.append(ChatDelta(content=content))
         chunks = [ChatChunkChoice(part.index, delta) for delta in deltas]
         if chunks:
-            chunks[0].logprobs = chat_logprobs(part, self._num_top)
+            chunks[0].logprobs = chat_logprobs(part, self._num_top, self._tokenizer)
         if part.finished:
             chunks.append(ChatChunkChoice(part.index, ChatDelta(), None, part.finish_reason, part.stop_reason))
         return chunks
