@@ -328,6 +328,9 @@ def test_without_start_the_first_requests_wait_and_a_killed_engine_ends_every_st
 ) -> None:
     async def live_and_die() -> None:
         llm = AsyncLLM(model=str(tiny_llama_dir), **OPTIONS)
+        impatient = asyncio.create_task(collect(llm.generate("hello", ENDLESS, "impatient")))
+        await asyncio.sleep(0.01)
+        impatient.cancel()  # which is no reason for the others not to get their model
         streams = [llm.generate("hello", ENDLESS, str(index)) for index in range(3)]
         await asyncio.gather(*(anext(stream) for stream in streams))
         assert llm.is_ready

@@ -120,6 +120,17 @@ def test_stop_tokens_end_the_request_and_do_not_show(llm: LLM) -> None:
     assert (cut.finish_reason, cut.stop_reason) == ("stop", stop_id)
 
 
+def test_nothing_ends_a_request_before_min_tokens(llm: LLM) -> None:
+    whole = run(llm, PROMPTS[1])[0].outputs[0]
+    decode = llm.get_tokenizer().decode
+    for early in ({"stop_token_ids": [whole.token_ids[2]]}, {"stop": [decode(whole.token_ids[2:3])]}):
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, min_tokens=6, **early)
+        choice = run(llm, PROMPTS[1], params)[0].outputs[0]
+        # What would end it is not even sampled, or ends it only when it comes again.
+        assert len(choice.token_ids) > 6
+        assert choice.text.startswith(decode(choice.token_ids[:6]).rstrip("\ufffd"))
+
+
 def test_without_max_tokens_the_context_is_filled(llm: LLM) -> None:
     ids = [5] * 480
     (output,) = run(llm, {"prompt_token_ids": ids}, SamplingParams(max_tokens=None, ignore_eos=True, seed=1))
@@ -372,6 +383,14 @@ def test_a_shut_down_llm_says_so(tiny_llama_dir: Path) -> None:
     llm.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
         run(llm, "a")
+
+
+def test_a_dropped_llm_releases_the_model_at_once(tiny_llama_dir: Path) -> None:
+    llm = LLM(str(tiny_llama_dir), **OPTIONS)
+    client = llm._client
+    del llm
+    gc.collect()
+    assert "shut down" in str(client.dead_error)
 
 
 def test_a_dropped_llm_ends_its_engine(tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

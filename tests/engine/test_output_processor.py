@@ -409,6 +409,15 @@ def test_the_last_output_has_the_requests_times_and_the_cached_tokens(bench: Ben
     assert (output.num_cached_tokens, output.metrics) == (2, times)
 
 
+def test_what_a_choice_finds_cached_by_another_is_not_counted(bench: Bench) -> None:
+    a, b = bench.tokenizer.encode("ab")
+    state = bench.add(n=2)
+    bench.step(EngineCoreOutput("0_a", [a]), EngineCoreOutput("1_a", [b], num_cached_tokens=2))
+    output = state.take()
+    assert output is not None
+    assert output.num_cached_tokens == 0
+
+
 class RecordingMetrics:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
