@@ -206,7 +206,7 @@ def _build_sentence_piece(read: _Metadata, named_tokens: dict[str, str]) -> tupl
     else:
         backend.normalizer = spaces
     backend.decoder = decoders.Sequence(from_pieces)
-    return backend, "bos_token" in named_tokens
+    return backend, True
 
 
 def _merges_of_scores(read: _Metadata, vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -247,7 +247,7 @@ def _set_post_processor(
 ) -> None:
     around: list[str | None] = []
     for key, name, default in (("add_bos_token", "bos_token", add_bos), ("add_eos_token", "eos_token", False)):
-        wanted = read.get(key, bool, default)
+        wanted = read.get(key, bool, default and name in named_tokens)
         if wanted and name not in named_tokens:
             raise read.error(f"{_PREFIX}{key} is true, but {_PREFIX}{_NAMED_TOKENS[name]} is missing")
         around.append(named_tokens[name] if wanted else None)

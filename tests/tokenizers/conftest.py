@@ -142,7 +142,7 @@ def byte_level_json() -> str:
     return str(_byte_level().to_str())
 
 
-def write_gguf(path: Path, metadata: dict[str, Any]) -> Path:
+def _write_gguf(path: Path, metadata: dict[str, Any]) -> Path:
     """A file without tensors, by the format's own package."""
     writer = gguf.GGUFWriter(str(path), "llama")
     for key, value in metadata.items():
@@ -162,10 +162,15 @@ def write_gguf(path: Path, metadata: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def write_gguf() -> Callable[[Path, dict[str, Any]], Path]:
+    return _write_gguf
+
+
 @pytest.fixture
 def load_gguf(tmp_path: Path) -> Callable[[dict[str, Any]], Tokenizer]:
     """GGUF metadata → Tokenizer, by way of a file."""
-    return lambda metadata: load_tokenizer(write_gguf(tmp_path / "model.gguf", metadata))
+    return lambda metadata: load_tokenizer(_write_gguf(tmp_path / "model.gguf", metadata))
 
 
 def byte_level_metadata() -> dict[str, Any]:
