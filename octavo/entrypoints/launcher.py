@@ -43,6 +43,8 @@ _PROGRESS_SECONDS = 0.25
 _LINE_SECONDS = 2.0
 # What streams and connections get to write their last words.
 _LAST_WORDS_SECONDS = 1.5
+# When uvicorn cancels whatever is left, with a traceback for each. It should find nothing.
+_LAST_RESORT_SECONDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +139,7 @@ class _ServerProcess:
         finally:
             signal_task.cancel()
             await self._state.active.wait_idle(_LAST_WORDS_SECONDS)
-            http.should_exit = True
-            await asyncio.wait((http_task,))
+            await self._end_http(http, http_task)
             if self._engine is not None:
                 self._engine.shutdown()  # which lets engine_task end too
             else:
@@ -156,7 +157,7 @@ class _ServerProcess:
             ws="none",
             lifespan="off",
             server_header=False,
-            timeout_graceful_shutdown=max(1, round(_LAST_WORDS_SECONDS)),
+            timeout_graceful_shutdown=_LAST_RESORT_SECONDS,
         )
 
     def _on_signal(self, signum: int) -> None:
@@ -213,6 +214,16 @@ class _ServerProcess:
         )
 
     # ---- the end ----------------------------------------------------------------------------------------------------
+
+    async def _end_http(self, http: uvicorn.Server, http_task: "asyncio.Task[None]") -> None:
+        http.should_exit = True
+        done, _ = await asyncio.wait((http_task,), timeout=_LAST_WORDS_SECONDS)
+        if not done:
+            # Clients that do not read: what is to be written to them can wait for ever.
+            for connection in list(http.server_state.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await asyncio.wait((http_task,))
 
     async def _drain(self, engine_task: asyncio.Task[None]) -> None:
         """Lets running requests finish, as long as they may. The engine's death meanwhile is raised."""
