@@ -15,7 +15,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import octavo
-from octavo.entrypoints.errors import SchemaError, UnavailableError, on_error
+from octavo.entrypoints.body_refusal import BodyRefusal
+from octavo.entrypoints.errors import PayloadTooLargeError, SchemaError, UnavailableError, on_error
 from octavo.entrypoints.event_stream import EventStream
 from octavo.entrypoints.openai import (
     ChatCompletionRequest,
@@ -117,6 +118,8 @@ async def _generate(
         result = await state.active.run(work, request.receive)
     except ClientDisconnect:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    except PayloadTooLargeError as error:
+        return BodyRefusal(error, name)
     headers = {"x-request-id": name}
     if ignored:
         headers["x-octavo-ignored"] = _header_list(ignored)

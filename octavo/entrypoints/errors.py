@@ -82,8 +82,6 @@ def error_response(error: Exception) -> Response:
         headers.update(error.headers)
     if info.code == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["retry-after"] = _RETRY_AFTER_SECONDS
-    if info.code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        headers["connection"] = "close"  # the rest of the body will not be read
     return Response(_encode(info), info.code, headers, media_type="application/json")
 
 

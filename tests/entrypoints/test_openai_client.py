@@ -1,6 +1,7 @@
 """The doors over the real engine and a real socket, through the `openai` package: what its users rely on."""
 
 import asyncio
+import contextlib
 import re
 import socket
 import threading
@@ -321,13 +322,12 @@ def raw(live: LiveServer, *pieces: bytes) -> bytes:
     host, port = live.url.removeprefix("http://").split(":")
     answer = b""
     with socket.create_connection((host, int(port)), timeout=10) as connection:
-        try:
+        with contextlib.suppress(ConnectionError):  # closed while we were still sending
             for piece in pieces:
                 connection.sendall(piece)
+        with contextlib.suppress(ConnectionError):
             while received := connection.recv(65536):
                 answer += received
-        except ConnectionError:
-            pass  # closed while we were still sending
     return answer
 
 

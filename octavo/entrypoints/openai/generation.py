@@ -55,6 +55,7 @@ async def process_prompts(
                 raise
             raise type(error)(f"prompt {index}: {error}", param=error.param) from None
         found.append(inputs)
+        await asyncio.sleep(0)  # short prompts are encoded on the loop: others have their turn in between
     return found
 
 
