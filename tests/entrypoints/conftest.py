@@ -247,7 +247,7 @@ class Connection:
             "client": ("client", 1),
             "server": ("server", 80),
         }
-        self._task = asyncio.create_task(server.app(scope, self._receive, self._send))  # type: ignore[arg-type]
+        self._task = asyncio.create_task(server.app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
         if self._requests:

@@ -49,7 +49,7 @@ def test_the_description_of_the_api_names_the_fields(server: Any) -> None:
 @pytest.mark.parametrize("door", ["complete", "chat"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_id_is_the_clients_if_it_is_sane(server: Any, door: str, stream: bool) -> None:
-    body = {"prompt": "hi"} if door == "complete" else {"messages": [{"role": "user", "content": "hi"}]}
+    body: dict[str, Any] = {"prompt": "hi"} if door == "complete" else {"messages": [{"role": "user", "content": "hi"}]}
     path = "/v1/completions" if door == "complete" else "/v1/chat/completions"
     prefix = "cmpl-" if door == "complete" else "chatcmpl-"
     body |= {"stream": stream, "max_tokens": 1}
