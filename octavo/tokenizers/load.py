@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from octavo.checkpoints import read_gguf_metadata
@@ -22,7 +23,20 @@ __all__ = ["load_tokenizer"]
 
 logger = init_logger(__name__)
 
+# Its last character, of no script, is in hardly any vocabulary.
+_RARE_TEXT = "a \U0010fffd"
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    """The part of tokenizer.json that is read here."""
+
+    added_tokens: list[_AddedToken] = []
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -61,6 +75,7 @@ def _load_folder(folder: Path) -> Tokenizer:
         raise CheckpointError("tokenizer.json is missing; octavo reads no other tokenizer file", file=str(folder))
     with _one_error(file):
         backend = tokenizers.Tokenizer.from_file(str(file))
+        _compare_ids(backend, file)
     config_file = folder / "tokenizer_config.json"
     config = _read_object(config_file)
     with _one_error(config_file):
@@ -70,13 +85,33 @@ def _load_folder(folder: Path) -> Tokenizer:
         _set_post_processor(backend, config, named_tokens, config_file)
         chat_template = _chat_template(folder, config, config_file)
     with _one_error(file):
-        return Tokenizer(
+        tokenizer = Tokenizer(
             backend,
             named_tokens=named_tokens,
             special_tokens=special_tokens,
             chat_template=chat_template,
             file=str(file),
         )
+        _try_out(tokenizer)
+    return tokenizer
+
+
+def _try_out(tokenizer: Tokenizer) -> None:
+    """Some of what is wrong with a file shows only in use: a missing unknown token, ids that are put around a text."""
+    beyond = max(tokenizer.encode(_RARE_TEXT), default=0)
+    if beyond >= tokenizer.vocab_size:
+        message = f"text is encoded with token id {beyond}, but the vocabulary ends at {tokenizer.vocab_size - 1}"
+        raise CheckpointError(message, file=tokenizer.file)
+
+
+def _compare_ids(backend: tokenizers.Tokenizer, file: Path) -> None:
+    """The library gives added tokens ids of its own where the file's do not follow the vocabulary's."""
+    stated = msgspec.json.decode(file.read_bytes(), type=_AddedTokens).added_tokens
+    moved = [token for token in stated if backend.token_to_id(token.content) != token.id]
+    if moved:
+        first = moved[0]
+        message = "%s: %d added tokens have other ids than it says; the first is %r: id %s, not %d"
+        logger.warning(message, file, len(moved), first.content, backend.token_to_id(first.content), first.id)
 
 
 def _read_text(file: Path) -> str:
