@@ -16,8 +16,8 @@ from octavo.errors import UnsupportedError
 from octavo.tokenizers import IncrementalDetokenizer, Tokenizer, load_tokenizer
 
 REPLACEMENT = "\ufffd"
-# These added tokens are letters of the byte alphabet: the library decodes them as single bytes.
-BYTE_LETTERS = "éÃ"
+# Of added tokens made of the byte alphabet only: the library decodes these letters as single bytes.
+BYTE_LETTERS = "éÃĠ"
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool) -> list[str]:
