@@ -169,6 +169,17 @@ class Terminal:
 
     def expect(self, text: str, seconds: float = 20.0) -> None:
         """Waits for ``text``; what is on the screen up to its end is forgotten."""
+        assert self._appears(text, seconds), f"no {text!r} in {self._shown!r}"
+
+    def press_until(self, key: str, text: str) -> None:
+        """As a person does: Python misses a Ctrl-C that comes just before it begins to wait for a key."""
+        for _ in range(20):
+            self.type(key)
+            if self._appears(text, seconds=1.0):
+                return
+        self.expect(text, seconds=0.0)
+
+    def _appears(self, text: str, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while text.encode() not in self._shown:
             ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
@@ -176,9 +187,11 @@ class Terminal:
                 more = os.read(self._ours, 4096) if ready else b""
             except OSError:  # the command has ended
                 more = b""
-            assert more, f"no {text!r} in {self._shown!r}"
+            if not more:
+                return False
             self._shown += more
         self._shown = self._shown.partition(text.encode())[2]
+        return True
 
     def wait_exit(self) -> int:
         return self._process.wait(20.0)

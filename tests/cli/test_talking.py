@@ -136,8 +136,9 @@ def test_person_at_a_terminal_can_ask_again_after_a_refusal_and_leaves_with_ctrl
     fake.answer("fine")
     chat.type("second\n")
     chat.expect("fine\r\n> ")
-    chat.type("half a line\x03")
-    chat.expect("\r\n> ")
+    chat.type("half a line")
+    chat.expect("half a line")
+    chat.press_until("\x03", "\r\n> ")
     chat.type("\x04")
     assert chat.wait_exit() == 0
     assert [body["messages"][0]["content"] for _, body in fake.requests] == ["first", "second"]
