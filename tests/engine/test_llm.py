@@ -335,13 +335,12 @@ def test_ctrl_c_in_the_last_step_is_not_lost(llm: LLM) -> None:
 INTERRUPTED = """
 import sys
 from octavo import LLM, SamplingParams
-llm = LLM(sys.argv[1], seed=0, num_gpu_blocks_override=256, step_trace=sys.argv[2])
+llm = LLM(sys.argv[1], seed=0, num_gpu_blocks_override=256, max_num_seqs=4, step_trace=sys.argv[2])
 greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 before = llm.generate("hello", greedy, use_tqdm=False)[0].outputs
 try:
     print("begun", flush=True)
-    while True:
-        llm.generate(["hello"] * 4, SamplingParams(max_tokens=400, ignore_eos=True))
+    llm.generate(["hello"] * 1000, SamplingParams(max_tokens=400, ignore_eos=True))  # minutes
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 after = llm.generate("hello", greedy, use_tqdm=False)[0].outputs
