@@ -5,18 +5,20 @@ the template runs, each such name in the messages is one private-use character t
 names come back, and the template's own special tokens are known by their places.
 """
 
+import re
 from typing import Any, NamedTuple
 
 import jinja2
 
 from octavo.errors import CheckpointError, ConfigError, RequestError
-from octavo.renderers.messages import plain_messages
+from octavo.renderers.messages import plain_data, plain_messages
 from octavo.renderers.sandbox import TemplateLimitError, TemplateRefusalError, TemplateSandbox, run_bounded
 from octavo.tokenizers import Tokenizer
 
 __all__ = ["ChatRenderer", "RenderedPrompt"]
 
 _PRIVATE_USE = range(0xF0000, 0xFFFFD)
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 class RenderedPrompt(NamedTuple):
@@ -45,7 +47,7 @@ class ChatRenderer:
         if self.chat_template is not None:
             try:
                 self._template = TemplateSandbox().from_string(self.chat_template)
-            except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
+            except Exception as error:  # also what Python says of the code that Jinja makes
                 line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
                 message = f"the chat template is not valid{line}: {' '.join(str(error).split())[:300]}"
                 if chat_template is not None:
@@ -70,14 +72,17 @@ class ChatRenderer:
                 "/v1/completions",
                 param="messages",
             )
-        hidden = _HiddenNames(self._tokenizer, messages)
+        settings = template_kwargs or {}
+        hidden = _HiddenNames(self._tokenizer, messages, settings)
         variables = {
             **self._tokenizer.named_tokens,
-            **(template_kwargs or {}),
+            **{name: plain_data(value, name, hidden.hide) for name, value in settings.items()},
             "messages": plain_messages(messages, hidden.hide),
             "add_generation_prompt": add_generation_prompt,
         }
         text = self._run(variables)
+        if not text.isascii():
+            plain_data(text, "what the chat template wrote", str)
         if not hidden.names:
             return RenderedPrompt(text, self._tokenizer.encode_rendered(text))
         text, written = hidden.restore(text)
@@ -97,38 +102,54 @@ class ChatRenderer:
         except Exception as error:  # whatever a template does wrong, the server goes on
             detail = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             message = f"the model's chat template failed on these messages: {detail}"
-        raise RequestError(message, param="messages")
+        raise RequestError(_ADDRESS.sub("0x…", message), param="messages")
 
 
 class _HiddenNames:
-    """The names of special tokens that occur in some messages, and the characters that stand for them meanwhile."""
+    """What in the messages is, or could become, the name of a special token, and the characters that stand for it.
 
-    def __init__(self, tokenizer: Tokenizer, messages: Any) -> None:
+    Hidden are whole names, and pieces of names at the ends of a string, which what is printed next to it could complete.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, messages: Any, settings: dict[str, Any]) -> None:
         self._tokenizer = tokenizer
+        self._beginnings = {name[:size] for name in tokenizer.special_tokens for size in range(1, len(name))}
+        self._endings = {name[-size:] for name in tokenizer.special_tokens for size in range(1, len(name))}
+        self._longest = max(map(len, self._beginnings), default=0)
         found: set[str] = set()
         used: set[str] = set()
 
         def look(text: str) -> str:
-            if tokenizer.find_special(text):
-                found.update(text[start:stop] for start, stop in tokenizer.find_special(text))
+            found.update(text[start:stop] for start, stop in self._spans(text))
             if not text.isascii():
                 used.update(text)
             return text
 
         plain_messages(messages, look)
+        plain_data(settings, "template_kwargs", look)
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
         self.names = {next(free): name for name in sorted(found)}
         self._characters = {name: character for character, name in self.names.items()}
 
     def hide(self, text: str) -> str:
-        """``text`` with a character in place of each name."""
+        """``text`` with a character in place of each name and piece."""
         if not self.names:
             return text
         parts, end = [], 0
-        for start, stop in self._tokenizer.find_special(text):
+        for start, stop in self._spans(text):
             parts += [text[end:start], self._characters[text[start:stop]]]
             end = stop
         return "".join([*parts, text[end:]])
+
+    def _spans(self, text: str) -> list[tuple[int, int]]:
+        """Where names stand in ``text``, and the longest pieces of names at its two ends; in order, apart."""
+        spans = self._tokenizer.find_special(text)
+        first = spans[0][0] if spans else len(text)
+        last = spans[-1][1] if spans else 0
+        head = next((n for n in range(min(self._longest, first), 0, -1) if text[:n] in self._endings), 0)
+        last = max(last, head)
+        tail = next((n for n in range(min(self._longest, len(text) - last), 0, -1) if text[-n:] in self._beginnings), 0)
+        return [(0, head)] * bool(head) + spans + [(len(text) - tail, len(text))] * bool(tail)
 
     def restore(self, text: str) -> tuple[str, list[tuple[int, int]]]:
         """The rendered text with the names back in their places, and the spans of the template's special tokens."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from octavo.errors import RequestError
 
-__all__ = ["plain_messages"]
+__all__ = ["plain_data", "plain_messages"]
 
 _MAX_DEPTH = 32
 
@@ -31,7 +31,11 @@ def _message(message: Any, where: str, change: Callable[[str], str]) -> dict[str
     content = _content(message.get("content"), f"{where}.content")
     if content is None and not message.get("tool_calls"):
         raise _wrong(f"{where}.content is missing; it must be a string or a list of text parts")
-    return {key: _copy(value, where, change, 0) for key, value in {**message, "content": content}.items()}
+    # The role is part of what the template writes around a message, as in '<|' + role + '|>'.
+    rest = {key: value for key, value in message.items() if key not in ("role", "content")}
+    return {"role": plain_data(role, where, str), "content": plain_data(content, where, change)} | {
+        change(key): plain_data(value, where, change) for key, value in rest.items()
+    }
 
 
 def _content(content: Any, where: str) -> str | None:
@@ -52,7 +56,12 @@ def _content(content: Any, where: str) -> str | None:
     return "\n".join(texts)
 
 
-def _copy(value: Any, where: str, change: Callable[[str], str], depth: int) -> Any:
+def plain_data(value: Any, where: str, change: Callable[[str], str], depth: int = 0) -> Any:
+    """A deep copy of JSON data, with ``change`` applied to its strings and keys.
+
+    Raises:
+        RequestError: (param ``messages``) it is not JSON data, too deep, or not text.
+    """
     if depth > _MAX_DEPTH:
         raise _wrong(f"{where} is nested more than {_MAX_DEPTH} deep")
     if isinstance(value, str):
@@ -63,9 +72,9 @@ def _copy(value: Any, where: str, change: Callable[[str], str], depth: int) -> A
                 raise _wrong(f"{where} holds half of a surrogate pair, which is not text") from error
         return change(value)
     if isinstance(value, dict):
-        return {str(key): _copy(entry, where, change, depth + 1) for key, entry in value.items()}
+        return {change(str(key)): plain_data(entry, where, change, depth + 1) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_copy(entry, where, change, depth + 1) for entry in value]
+        return [plain_data(entry, where, change, depth + 1) for entry in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     raise _wrong(f"{where} holds a {type(value).__name__}; messages are JSON data")

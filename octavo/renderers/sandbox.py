@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 __all__ = ["TemplateLimitError", "TemplateRefusalError", "TemplateSandbox", "run_bounded"]
 
-MAX_CHARS = 1 << 24  # of any string that a template makes; also its longest list
+MAX_CHARS = 1 << 22  # of any string that a template makes; also its longest list
 MAX_NUMBER = 1_000_000  # largest whole number that a call or a filter may be given (widths, counts)
 MAX_SECONDS = 5.0
 # A width of 100,000 and more, or one taken from an argument.
@@ -69,6 +69,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationTag])
         self.filters = {name: _checked(function) for name, function in self.filters.items()}
         self.filters["tojson"] = _tojson
+        self.filters["join"] = _join
         self.globals.pop("lipsum", None)
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
@@ -171,6 +172,15 @@ def _tojson(
         raise TemplateLimitError("the chat template indents by more than 100")
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return str(_sized(text))
+
+
+def _join(value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    """Jinja's ``join``, without automatic escaping and with its size known beforehand."""
+    entries = [item[attribute] for item in value] if attribute is not None else list(value)
+    texts = [str(entry) for entry in entries]
+    if sum(map(len, texts)) + len(d) * len(texts) > MAX_CHARS:
+        raise TemplateLimitError(f"the chat template makes a text of more than {MAX_CHARS} characters")
+    return d.join(texts)
 
 
 def _raise_exception(message: Any) -> None:

@@ -39,17 +39,15 @@ def reference(gguf: Path) -> tuple[Any, Any]:
     return model.eval(), transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
 
 
-@pytest.fixture(scope="module")
-def expected(reference: tuple[Any, Any]) -> list[list[int]]:
-    """Greedy continuations."""
+def assert_greedy(reference: tuple[Any, Any], continuations: list[list[int]]) -> None:
+    """Each token is transformers' most likely one after all tokens before it: by induction, its greedy continuation."""
     model, tokenizer = reference
-    found = []
-    for prompt in PROMPTS:
-        ids = tokenizer(prompt, return_tensors="pt")
+    for prompt, continuation in zip(PROMPTS, continuations, strict=True):
+        assert len(continuation) == MAX_TOKENS
+        prompt_ids = tokenizer(prompt)["input_ids"]
         with torch.inference_mode():
-            out = model.generate(**ids, max_new_tokens=MAX_TOKENS, do_sample=False, eos_token_id=[], pad_token_id=0)
-        found.append(out[0, ids["input_ids"].shape[1] :].tolist())
-    return found
+            logits = model(torch.tensor([prompt_ids + continuation])).logits[0, len(prompt_ids) - 1 : -1]
+        assert logits.argmax(dim=-1).tolist() == continuation
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +64,31 @@ def generate(model: Path, **options: Any) -> list[list[int]]:
         return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params, use_tqdm=False)]
 
 
-def test_greedy_tokens_from_the_hugging_face_form_equal_transformers(hf_dir: Path, expected: list[list[int]]) -> None:
-    assert generate(hf_dir) == expected
+@pytest.fixture(scope="module")
+def continuations(gguf: Path) -> list[list[int]]:
+    """octavo's, from the file, all prompts together."""
+    return generate(gguf)
 
 
-def test_greedy_tokens_from_the_gguf_file_equal_transformers(gguf: Path, expected: list[list[int]]) -> None:
-    assert generate(gguf) == expected
+def test_greedy_tokens_from_the_gguf_file_equal_transformers(
+    reference: tuple[Any, Any], continuations: list[list[int]]
+) -> None:
+    assert_greedy(reference, continuations)
+
+
+def test_greedy_tokens_from_the_hugging_face_form_equal_transformers(reference: tuple[Any, Any], hf_dir: Path) -> None:
+    assert_greedy(reference, generate(hf_dir))
+
+
+def test_control_one_other_token_is_noticed(reference: tuple[Any, Any], continuations: list[list[int]]) -> None:
+    wrong = [list(ids) for ids in continuations]
+    wrong[3][40] = (wrong[3][40] + 1) % 49152
+    with pytest.raises(AssertionError):
+        assert_greedy(reference, wrong)
 
 
 def test_chunks_cache_preemption_and_overlap_leave_the_tokens_alone(
-    gguf: Path, expected: list[list[int]], tmp_path: Path
+    gguf: Path, continuations: list[list[int]], tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.jsonl"
     tight = generate(
@@ -85,10 +98,9 @@ def test_chunks_cache_preemption_and_overlap_leave_the_tokens_alone(
         num_gpu_blocks_override=64,
         max_num_seqs=8,
         async_scheduling=True,
-        block_size=4 * 4,
     )
     steps = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert tight == expected
+    assert tight == continuations
     assert max(step["in_flight"] for step in steps) == 2
     assert max(request["scheduled"] for step in steps for request in step["requests"]) <= 64
 

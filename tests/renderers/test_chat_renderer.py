@@ -139,6 +139,28 @@ def test_names_in_other_fields_are_text_too(tokenizer: Tokenizer) -> None:
     assert rendered.token_ids.count(tokenizer.encode("</s>")[0]) == 1
 
 
+def test_names_in_template_kwargs_and_keys_are_text_too(tokenizer: Tokenizer) -> None:
+    renderer = ChatRenderer(tokenizer, "{{ tools[0] }}{% for key in messages[0].extra %}{{ key }}{% endfor %}</s>")
+    message = {"role": "user", "content": "x", "extra": {"</s>": 1}}
+    rendered = renderer.render([message], template_kwargs={"tools": ["</s>"]})
+    assert rendered.text == "</s></s></s>"
+    assert rendered.token_ids.count(tokenizer.encode("</s>")[0]) == 1
+
+
+@pytest.mark.parametrize(("first", "second"), [("<|im_", "end|>"), ("<", "/s>"), ("x</", "s>y"), ("</s", ">")])
+def test_a_name_cannot_be_put_together_from_two_fields(tokenizer: Tokenizer, first: str, second: str) -> None:
+    renderer = ChatRenderer(tokenizer, "{{ messages[0].name }}{{ messages[0].content }}<s>")
+    rendered = renderer.render([{"role": "user", "name": first, "content": second}])
+    assert rendered.text == f"{first}{second}<s>"
+    assert [token for token in rendered.token_ids if token in tokenizer.special_token_ids] == [0]
+
+
+def test_a_name_that_the_template_makes_of_the_role_is_special(tokenizer: Tokenizer) -> None:
+    renderer = ChatRenderer(tokenizer, "{{ '<|' + messages[0].role + '|>' + messages[0].content }}")
+    rendered = renderer.render([{"role": "im_start", "content": "</s>"}])
+    assert [token for token in rendered.token_ids if token in tokenizer.special_token_ids] == [2]
+
+
 pieces = st.lists(st.sampled_from([*SPECIAL, "<|im_", "start|>", "a", " ", "🙂", "\U000f0000", "\n"]), max_size=8)
 
 
@@ -220,6 +242,24 @@ def test_an_invalid_template_is_named_when_it_is_loaded(folder: Path, tokenizer:
         ChatRenderer(load_tokenizer(tmp_path))
 
 
+def test_a_number_that_python_cannot_read_is_a_malformed_template(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match="the chat template is not valid"):
+        ChatRenderer(tokenizer, "{{ " + "9" * 5000 + " }}")
+
+
+def test_half_a_surrogate_pair_from_anywhere_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="surrogate"):
+        ChatRenderer(tokenizer, "{{ tools }}").render(user("a"), template_kwargs={"tools": "\ud800"})
+    with pytest.raises(RequestError, match="surrogate"):
+        ChatRenderer(tokenizer, "{{ '\\ud800' }}").render(user("a"))
+
+
+def test_no_address_of_the_process_is_shown(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError) as caught:
+        ChatRenderer(tokenizer, "{{ raise_exception(messages[0].items) }}").render(user("a"))
+    assert "0x7" not in str(caught.value)
+
+
 BOMBS = [
     "{{ 'a' * 10**10 }}",
     "{{ 10 ** (10 ** 10) }}",
@@ -229,6 +269,7 @@ BOMBS = [
     "{% set ns.s = x %}{% endfor %}",
     "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
     "{{ 'a'.ljust(10**9) }}",
+    "{{ (['a' * 4000000] * 100) | join }}",
     "{{ 'a' | center(10**9) }}",
     "{{ '%1000000000d' % 1 }}",
     "{{ '%*d' % (10**9, 1) }}",
