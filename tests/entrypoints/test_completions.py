@@ -1,6 +1,7 @@
 """POST /v1/completions over the fake engine: shapes of prompts and answers, streams, logprobs, token counts."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -49,6 +50,23 @@ def test_choices_are_numbered_prompt_by_prompt_and_prompts_count_once(server: An
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3, 4, 5]
     assert answer["usage"]["prompt_tokens"] == 6
     assert answer["usage"]["completion_tokens"] == 24
+
+
+def test_choices_are_in_order_whichever_is_done_first(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = server.engine.generate_from
+    done = []
+
+    async def first_prompt_last(inputs: Any) -> AsyncGenerator[Any, None]:
+        while inputs.prompt == "first" and len(done) < 2:
+            await asyncio.sleep(0)
+        async for output in generate(inputs):
+            yield output
+        done.append(inputs.prompt)
+
+    monkeypatch.setattr(server.engine, "generate_from", first_prompt_last)
+    choices = server.complete(prompt=["first", "second", "third"], n=2, temperature=1).json()["choices"]
+    assert done[-1] == "first"
+    assert [choice["index"] for choice in choices] == list(range(6))
 
 
 def test_a_stream_concatenates_to_the_answer(server: Any, events: Callable[..., list[Any]]) -> None:

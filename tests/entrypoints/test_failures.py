@@ -51,6 +51,11 @@ def test_the_next_request_is_served(server: Any, canary: None) -> None:
     server.engine.fail_after = None
 
 
+def test_what_is_told_is_short(server: Any, error: Error) -> None:
+    server.engine.fail_after = (0, RequestFailedError("\x00" * 10_000))
+    error(server.complete(), 500)
+
+
 def test_one_failed_prompt_ends_the_others(server: Any, error: Error, canary: None) -> None:
     server.engine.fail_after = (1, RequestFailedError("no"))
     error(server.complete(prompt=["a", "b", "c"]), 500)

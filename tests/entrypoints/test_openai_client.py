@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import re
 import socket
 import threading
@@ -339,6 +340,14 @@ def test_a_huge_body_is_cut_short(live: LiveServer, chunked: bool) -> None:
     answer = raw(live, head, *[piece] * 8)
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"--max-body-bytes" in answer
+
+
+def test_the_refusal_of_a_huge_body_reaches_clients_that_send_first_and_read_later(live: LiveServer) -> None:
+    for _ in range(5):
+        connection = http.client.HTTPConnection(live.url.removeprefix("http://"), timeout=10)
+        connection.request("POST", "/v1/completions", b" " * 5_000_000, {"Content-Type": "application/json"})
+        assert connection.getresponse().status == 413
+        connection.close()
 
 
 def test_what_is_no_http_is_refused(live: LiveServer) -> None:

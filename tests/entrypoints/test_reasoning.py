@@ -43,6 +43,8 @@ def thinker(make_server: Callable[..., Any]) -> Callable[..., Any]:
         ("Yes.", "<think>\n\n</think>\n\n", "", "Yes."),
         ("Yes.", "", "", "Yes."),
         ("<think>cut off", "", "cut off", ""),
+        ("<think>cut off </thi", "", "cut off </thi", ""),
+        ("<thi", "", "", "<thi"),
     ],
 )
 def test_answers_are_split_the_same_way_streamed_or_not(
