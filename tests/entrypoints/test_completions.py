@@ -54,7 +54,7 @@ def test_choices_are_numbered_prompt_by_prompt_and_prompts_count_once(server: An
 
 def test_choices_are_in_order_whichever_is_done_first(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     generate = server.engine.generate_from
-    done = []
+    done: list[str] = []
 
     async def first_prompt_last(inputs: Any) -> AsyncGenerator[Any, None]:
         while inputs.prompt == "first" and len(done) < 2:
