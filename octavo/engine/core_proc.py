@@ -87,7 +87,7 @@ class EngineCoreProc:
         return self._core is None
 
     def stop(self) -> None:
-        """Ends ``run`` after the step in progress. May be called from any thread and from a signal handler."""
+        """Ends ``run`` after the step in progress. May be called from any thread."""
         self._input_queue.put(None)
 
     # ---- main thread ------------------------------------------------------------------------------------------------
@@ -247,21 +247,15 @@ def _read_exactly(size: int) -> bytes:
     return bytes(chunks)
 
 
-def _on_sigterm(proc: EngineCoreProc) -> None:
-    """Serving: an orderly end. Loading: the end."""
-    if proc.loading:
-        os._exit(128 + signal.SIGTERM)
-    proc.stop()
-
-
 def main() -> NoReturn:
-    # A Ctrl-C at the terminal reaches every process of the group; what it means is the front end's decision.
+    # A Ctrl-C at the terminal and a service manager's SIGTERM reach every process; what they mean, and whether running
+    # requests finish first, is the front end's decision. It ends the engine by closing its standard input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     launches: queue.SimpleQueue[EngineLaunch] = queue.SimpleQueue()
     # First of all, so that it works while torch is being imported.
     threading.Thread(target=_watch_life_line, args=(launches,), name="life-line", daemon=True).start()
     proc = EngineCoreProc(launches.get())
-    signal.signal(signal.SIGTERM, lambda signum, frame: _on_sigterm(proc))
     exit_code = proc.run()
     os._exit(exit_code)  # not sys.exit: nothing of an engine that has said its last words may hold the process up
 

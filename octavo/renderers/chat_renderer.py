@@ -108,7 +108,7 @@ class ChatRenderer:
 class _HiddenNames:
     """What in the messages is, or could become, the name of a special token, and the characters that stand for it.
 
-    Hidden are whole names, and pieces of names at the ends of a string, which what is printed next to it could complete.
+    Hidden are whole names, and pieces of names at the ends of a string, which what is printed beside it could complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, messages: Any, settings: dict[str, Any]) -> None:
