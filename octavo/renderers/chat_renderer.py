@@ -12,7 +12,7 @@ import jinja2
 
 from octavo.errors import CheckpointError, ConfigError, RequestError
 from octavo.renderers.messages import plain_data, plain_messages
-from octavo.renderers.sandbox import TemplateLimitError, TemplateRefusalError, TemplateSandbox, run_bounded
+from octavo.renderers.sandbox import MAX_CHARS, TemplateLimitError, TemplateRefusalError, TemplateSandbox, run_bounded
 from octavo.tokenizers import Tokenizer
 
 __all__ = ["ChatRenderer", "RenderedPrompt"]
@@ -43,6 +43,7 @@ class ChatRenderer:
     def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
         self.chat_template = tokenizer.chat_template if chat_template is None else chat_template
+        self._names = _SpecialNames(tokenizer)
         self._template: jinja2.Template | None = None
         if self.chat_template is not None:
             try:
@@ -73,7 +74,7 @@ class ChatRenderer:
                 param="messages",
             )
         settings = template_kwargs or {}
-        hidden = _HiddenNames(self._tokenizer, messages, settings)
+        hidden = _HiddenNames(self._names, messages, settings)
         variables = {
             **self._tokenizer.named_tokens,
             **{name: plain_data(value, name, hidden.hide) for name, value in settings.items()},
@@ -105,45 +106,19 @@ class ChatRenderer:
         raise RequestError(_ADDRESS.sub("0x…", message), param="messages")
 
 
-class _HiddenNames:
-    """What in the messages is, or could become, the name of a special token, and the characters that stand for it.
+class _SpecialNames:
+    """Finds what is, or could become, the name of a special token: whole names, and pieces of names at the ends of a
+    string, which what is printed beside it could complete."""
 
-    Hidden are whole names, and pieces of names at the ends of a string, which what is printed beside it could complete.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, messages: Any, settings: dict[str, Any]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.whole = tokenizer.find_special
         self._beginnings = {name[:size] for name in tokenizer.special_tokens for size in range(1, len(name))}
         self._endings = {name[-size:] for name in tokenizer.special_tokens for size in range(1, len(name))}
         self._longest = max(map(len, self._beginnings), default=0)
-        found: set[str] = set()
-        used: set[str] = set()
 
-        def look(text: str) -> str:
-            found.update(text[start:stop] for start, stop in self._spans(text))
-            if not text.isascii():
-                used.update(text)
-            return text
-
-        plain_messages(messages, look)
-        plain_data(settings, "template_kwargs", look)
-        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-        self.names = {next(free): name for name in sorted(found)}
-        self._characters = {name: character for character, name in self.names.items()}
-
-    def hide(self, text: str) -> str:
-        """``text`` with a character in place of each name and piece."""
-        if not self.names:
-            return text
-        parts, end = [], 0
-        for start, stop in self._spans(text):
-            parts += [text[end:start], self._characters[text[start:stop]]]
-            end = stop
-        return "".join([*parts, text[end:]])
-
-    def _spans(self, text: str) -> list[tuple[int, int]]:
-        """Where names stand in ``text``, and the longest pieces of names at its two ends; in order, apart."""
-        spans = self._tokenizer.find_special(text)
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """In order, apart."""
+        spans = self.whole(text)
         first = spans[0][0] if spans else len(text)
         last = spans[-1][1] if spans else 0
         head = next((n for n in range(min(self._longest, first), 0, -1) if text[:n] in self._endings), 0)
@@ -151,12 +126,50 @@ class _HiddenNames:
         tail = next((n for n in range(min(self._longest, len(text) - last), 0, -1) if text[-n:] in self._beginnings), 0)
         return [(0, head)] * bool(head) + spans + [(len(text) - tail, len(text))] * bool(tail)
 
+
+class _HiddenNames:
+    """What in some messages is to stay text, and the characters that stand for it while the template runs."""
+
+    def __init__(self, special: _SpecialNames, messages: Any, settings: dict[str, Any]) -> None:
+        self._special = special
+        found: set[str] = set()
+        used: set[str] = set()
+        num_chars = 0
+
+        def look(text: str) -> str:
+            nonlocal num_chars
+            num_chars += len(text)
+            if num_chars > MAX_CHARS:
+                raise RequestError(f"the messages have more than {MAX_CHARS} characters", param="messages")
+            found.update(text[start:stop] for start, stop in special.spans(text))
+            if not text.isascii():
+                used.update(text)
+            return text
+
+        plain_messages(messages, look)
+        plain_data(settings, "template_kwargs", look)
+        free = [chr(code) for code in _PRIVATE_USE if chr(code) not in used] if found else []
+        if len(free) < len(found):
+            raise RequestError("the messages use up all private-use characters", param="messages")
+        self.names = dict(zip(free, sorted(found), strict=False))
+        self._characters = {name: character for character, name in self.names.items()}
+
+    def hide(self, text: str) -> str:
+        """``text`` with a character in place of each name and piece."""
+        if not self.names:
+            return text
+        parts, end = [], 0
+        for start, stop in self._special.spans(text):
+            parts += [text[end:start], self._characters[text[start:stop]]]
+            end = stop
+        return "".join([*parts, text[end:]])
+
     def restore(self, text: str) -> tuple[str, list[tuple[int, int]]]:
         """The rendered text with the names back in their places, and the spans of the template's special tokens."""
         parts: list[str] = []
         written: list[tuple[int, int]] = []
         end = length = 0
-        for start, stop in [*self._tokenizer.find_special(text), (len(text), len(text))]:
+        for start, stop in [*self._special.whole(text), (len(text), len(text))]:
             between = "".join(self.names.get(character, character) for character in text[end:start])
             parts += [between, text[start:stop]]
             length += len(between)

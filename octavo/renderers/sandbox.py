@@ -20,7 +20,7 @@ from jinja2.filters import do_format
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-__all__ = ["TemplateLimitError", "TemplateRefusalError", "TemplateSandbox", "run_bounded"]
+__all__ = ["MAX_CHARS", "TemplateLimitError", "TemplateRefusalError", "TemplateSandbox", "run_bounded"]
 
 MAX_CHARS = 1 << 22  # of any string that a template makes; also its longest list
 MAX_NUMBER = 1_000_000  # largest whole number that a call or a filter may be given (widths, counts)

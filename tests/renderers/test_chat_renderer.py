@@ -242,6 +242,27 @@ def test_an_invalid_template_is_named_when_it_is_loaded(folder: Path, tokenizer:
         ChatRenderer(load_tokenizer(tmp_path))
 
 
+def test_messages_of_too_many_characters_are_refused_before_they_are_rendered(renderer: ChatRenderer) -> None:
+    with pytest.raises(RequestError, match="more than 4194304 characters"):
+        renderer.render([*user("a" * 3_000_000), *user("b" * 3_000_000)])
+
+
+def test_messages_that_leave_no_private_use_character_are_refused(renderer: ChatRenderer) -> None:
+    everything = "".join(map(chr, range(0xF0000, 0xFFFFE)))
+    assert everything in renderer.render(user(everything)).text
+    with pytest.raises(RequestError, match="private-use"):
+        renderer.render(user(everything + "</s>"))
+
+
+def test_names_are_found_across_the_windows_of_a_long_text(renderer: ChatRenderer, tokenizer: Tokenizer) -> None:
+    for shift in range(12):
+        text = "x" * (16384 - shift) + "<|im_start|>" + "y" * 16384 + "</s>" * 3
+        rendered = renderer.render(user(text))
+        specials = [token for token in rendered.token_ids if token in tokenizer.special_token_ids]
+        assert len(specials) == 3
+        assert text in rendered.text
+
+
 def test_a_number_that_python_cannot_read_is_a_malformed_template(tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match="the chat template is not valid"):
         ChatRenderer(tokenizer, "{{ " + "9" * 5000 + " }}")
