@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import signal
 import sys
 from pathlib import Path
@@ -63,15 +64,25 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="least severe lines of the HTTP server to log (default: %(default)s)",
     )
     EngineArgs.add_cli_args(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.model is None and _may_hold_model(args.served_model_name or []):
+        args.usage_error(
+            "--served-model-name takes every word after it, so MODEL must come first: "
+            "octavo serve MODEL --served-model-name NAME ... (smollm2 is the demo model)"
+        )
     signal.signal(signal.SIGTERM, _terminated)  # until the server has a handler of its own
     engine_args = EngineArgs.from_cli_args(args)
     from octavo.entrypoints import serve
 
     return serve(engine_args, _options(args))
+
+
+def _may_hold_model(names: list[str]) -> bool:
+    """Whether the last of the names that the API answers to was probably meant as MODEL."""
+    return len(names) > 1 or any(name.endswith(".gguf") or os.path.exists(name) for name in names)
 
 
 def _options(args: argparse.Namespace) -> "ServeOptions":
