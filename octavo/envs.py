@@ -3,7 +3,11 @@
 import os
 from pathlib import Path
 
+from octavo.errors import ConfigError
+
 __all__ = ["cache_dir", "enable_multiprocessing", "hub_offline", "log_level", "omp_num_threads"]
+
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def cache_dir() -> Path:
@@ -21,8 +25,6 @@ def enable_multiprocessing(default: bool) -> bool:
     if stated is None or stated == "":
         return default
     if stated not in ("0", "1"):
-        from octavo.errors import ConfigError
-
         raise ConfigError(f"OCTAVO_ENABLE_MULTIPROCESSING={stated!r}: expected 0 or 1")
     return stated == "1"
 
@@ -34,7 +36,12 @@ def hub_offline() -> bool:
 
 def log_level() -> str:
     """``OCTAVO_LOG_LEVEL``: DEBUG, INFO (default), WARNING or ERROR."""
-    return os.environ.get("OCTAVO_LOG_LEVEL", "INFO").upper()
+    stated = os.environ.get("OCTAVO_LOG_LEVEL")
+    if stated is None or stated == "":
+        return "INFO"
+    if stated.upper() not in _LOG_LEVELS:
+        raise ConfigError(f"OCTAVO_LOG_LEVEL={stated!r}: expected one of {', '.join(_LOG_LEVELS)}")
+    return stated.upper()
 
 
 def omp_num_threads() -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import octavo
+from octavo import envs
 from octavo.cli import chat, complete, pull, serve
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.logging import one_line
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
+        envs.log_level()  # a command that never logs should refuse it, too
         code: int = args.run(args)
     except OctavoError as error:
         print(f"octavo: error: {one_line(str(error))}", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """What the command line says and accepts, before anything is loaded."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -123,6 +124,27 @@ def test_flags_reach_engine_and_server(octavo: Callable[..., Any], served: list[
     )
 
 
+@pytest.mark.parametrize("names", [["my", "./model"], ["a", "b"], ["there"], ["my.gguf"]])
+def test_a_model_taken_for_one_of_the_names_is_a_usage_error(
+    octavo: Callable[..., Any], served: list[Any], names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    done = octavo("serve", "--served-model-name", *names)
+    assert (done.code, served) == (2, [])
+    error, _ = done.err.splitlines()
+    assert error.startswith("octavo serve: error: --served-model-name")
+    assert "MODEL must come first" in error
+    # The control: with MODEL first they are names.
+    assert octavo("serve", "smollm2", "--served-model-name", *names).code == 0
+    assert served[0][0].stated["model"] == {"model": "smollm2", "served_model_name": names}
+
+
+def test_the_demo_model_may_have_another_name(octavo: Callable[..., Any], served: list[Any]) -> None:
+    assert octavo("serve", "--served-model-name", "my/model").code == 0
+    assert served[0][0].stated["model"] == {"served_model_name": ["my/model"]}
+
+
 def test_nothing_stated_means_the_defaults(octavo: Callable[..., Any], served: list[Any]) -> None:
     assert octavo("serve").code == 0
     ((engine_args, options),) = served
@@ -137,6 +159,14 @@ def test_error_is_one_line_whatever_is_in_it(octavo: Callable[..., Any]) -> None
     (line,) = done.err.splitlines()
     assert line.startswith("octavo: error: --url nonsense")
     assert "\x1b" not in line
+
+
+def test_a_log_level_that_is_none_is_told_in_one_line() -> None:
+    command = [sys.executable, "-c", "import sys; from octavo.cli import main; sys.exit(main())", "serve"]
+    environment = os.environ | {"OCTAVO_LOG_LEVEL": "foo"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    told = "octavo: error: OCTAVO_LOG_LEVEL='foo': expected one of DEBUG, INFO, WARNING, ERROR\n"
+    assert (done.returncode, done.stderr) == (1, told)
 
 
 def test_reader_that_has_gone_is_no_traceback() -> None:

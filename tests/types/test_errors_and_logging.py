@@ -2,6 +2,7 @@
 
 import pytest
 
+from octavo import envs
 from octavo.errors import CheckpointError, ConfigError, NotFoundError, OverloadedError, RequestError, UnsupportedError
 from octavo.logging import init_logger, one_line
 from octavo.registry import Registry
@@ -24,6 +25,21 @@ def test_user_input_cannot_forge_a_log_line(capfd: pytest.CaptureFixture[str]) -
     assert written.count("\n") == 1
     assert "\\x0aINFO" in written
     assert "\x1b" not in written
+
+
+@pytest.mark.parametrize(("stated", "level"), [(None, "INFO"), ("", "INFO"), ("debug", "DEBUG"), ("ERROR", "ERROR")])
+def test_the_log_level_is_one_that_logging_has(monkeypatch: pytest.MonkeyPatch, stated: str | None, level: str) -> None:
+    monkeypatch.delenv("OCTAVO_LOG_LEVEL", raising=False)
+    if stated is not None:
+        monkeypatch.setenv("OCTAVO_LOG_LEVEL", stated)
+    assert envs.log_level() == level
+
+
+@pytest.mark.parametrize("stated", ["foo", "10", " info"])
+def test_any_other_log_level_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch, stated: str) -> None:
+    monkeypatch.setenv("OCTAVO_LOG_LEVEL", stated)
+    with pytest.raises(ConfigError, match=f"OCTAVO_LOG_LEVEL='{stated}': expected one of DEBUG, INFO"):
+        envs.log_level()
 
 
 def test_one_line_keeps_ordinary_text() -> None:
