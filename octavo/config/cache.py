@@ -15,4 +15,6 @@ class CacheConfig:
         "share of the memory free after loading that the KV cache may take", flag="gpu-memory-utilization"
     )
     kv_cache_memory_bytes: int | None = option("size of the KV cache in bytes, instead of a share of free memory")
-    num_gpu_blocks_override: int | None = option("usable blocks in the KV cache, whatever the memory")
+    num_gpu_blocks_override: int | None = option(
+        "usable blocks in the KV cache, instead of what memory and lengths give"
+    )

@@ -59,14 +59,15 @@ class Worker:
 
     def determine_available_memory(self) -> int:
         """Bytes that the KV cache may take: as stated, or the configured share of what is free after loading and
-        after the largest step's activations, logits and sampling.
+        after the largest step's activations, logits and sampling. A stated number of blocks may take all of that.
 
         Activations are measured in one small forward and grow with the number of tokens; what attention needs
         beside them is bounded by its tiles.
         """
+        cache = self._config.cache
         available = current_platform().available_memory_bytes()
-        stated = self._config.cache.kv_cache_memory_bytes
-        if stated is not None:
+        stated = cache.kv_cache_memory_bytes
+        if stated is not None and cache.num_gpu_blocks_override is None:
             if stated > available:
                 raise ConfigError(
                     f"--kv-cache-memory-bytes {stated} is more than the {available} bytes of memory that are free; "
@@ -74,7 +75,7 @@ class Worker:
                 )
             return stated
         step = self._step_bytes()
-        share = self._config.cache.memory_share
+        share = cache.memory_share if cache.num_gpu_blocks_override is None else 1.0
         if step >= available:
             raise ConfigError(
                 f"a step of {self._config.scheduler.max_num_batched_tokens} tokens takes about {step} bytes, and "

@@ -41,14 +41,24 @@ def test_a_window_needs_less_than_the_whole_length() -> None:
     assert sized(specs, 10**9, **settings) == (2 * (6 + 1), 1000)
 
 
-def test_stated_bytes_replace_what_is_available() -> None:
-    assert sized(TWO, 10**9, max_num_seqs=100, kv_cache_memory_bytes=20 * 2 * PAGE) == (19, 64)
-    assert sized(TWO, 0, max_num_seqs=100, kv_cache_memory_bytes=20 * 2 * PAGE) == (19, 64)
-
-
-def test_a_stated_number_of_blocks_is_taken_whatever_the_memory() -> None:
-    assert sized(TWO, 0, num_gpu_blocks_override=17) == (17, 64)
+def test_a_stated_number_of_blocks_is_taken_as_far_as_memory_goes() -> None:
+    assert sized(TWO, 18 * 2 * PAGE, num_gpu_blocks_override=17) == (17, 64)
     assert sized(TWO, 10**9, num_gpu_blocks_override=1000) == (1000, 64)
+
+
+def test_a_stated_number_of_blocks_beyond_memory_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError) as caught:
+        sized(TWO, 18 * 2 * PAGE - 1, num_gpu_blocks_override=17)
+    for part in ("--num-gpu-blocks-override 17", f"{18 * 2 * PAGE} bytes", str(18 * 2 * PAGE - 1), "at most 16"):
+        assert part in str(caught.value)
+    with pytest.raises(ConfigError, match="at most 0"):
+        sized(TWO, 0, num_gpu_blocks_override=2_000_000_000)
+
+
+def test_few_stated_blocks_lower_a_derived_length_and_refuse_a_stated_one() -> None:
+    assert sized(TWO, 10**9, num_gpu_blocks_override=3) == (3, 12)
+    with pytest.raises(ConfigError, match=r"--max-model-len 64 .* --num-gpu-blocks-override 3 hold 3 .* at most 12"):
+        sized(TWO, 10**9, num_gpu_blocks_override=3, max_model_len_stated=True)
 
 
 def test_a_stated_length_that_does_not_fit_is_refused_with_the_one_that_would() -> None:

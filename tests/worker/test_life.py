@@ -96,6 +96,12 @@ def test_a_stated_size_is_taken_as_it_is(free_memory: int) -> None:
     assert loaded(ToyModel(), kv_cache_memory_bytes=12345).determine_available_memory() == 12345
 
 
+def test_a_stated_number_of_blocks_may_take_all_that_a_step_leaves(free_memory: int) -> None:
+    stated = {"num_gpu_blocks_override": 9, "kv_cache_memory_bytes": 12345}
+    share = loaded(ToyModel(), gpu_memory_utilization=0.5).determine_available_memory()
+    assert loaded(ToyModel(), **stated).determine_available_memory() == pytest.approx(2 * share, abs=1)
+
+
 def test_a_stated_size_beyond_what_is_free_is_refused(free_memory: int) -> None:
     worker = loaded(ToyModel(), kv_cache_memory_bytes=free_memory + 1)
     with pytest.raises(ConfigError, match=f"--kv-cache-memory-bytes {free_memory + 1} .* {free_memory} bytes"):

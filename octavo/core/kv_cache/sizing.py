@@ -23,32 +23,32 @@ def make_kv_cache_config(
 
     Args:
         specs: layer name → what it keeps, in the model's order.
-        available_bytes: what the cache may take; ``--kv-cache-memory-bytes`` replaces it, ``--num-gpu-blocks-override``
-            makes it irrelevant.
+        available_bytes: what the cache may take, the null block included; ``--num-gpu-blocks-override`` may take less.
 
     Returns:
         The cache, and max_model_len: the config's, or a smaller one if that was derived and is too long.
 
     Raises:
-        ConfigError: the stated max_model_len (or anything at all) does not fit, or the groups don't go together.
+        ConfigError: the stated max_model_len or number of blocks (or anything at all) does not fit, or the groups don't
+            go together.
     """
     groups = _make_groups(specs)
     group_specs = [group.spec for group in groups]
     num_tensors = max(len(group.layer_names) for group in groups)
     page_bytes = group_specs[0].page_size_bytes
+    block_bytes = page_bytes * num_tensors
     max_model_len = config.model.max_model_len
     budget = config.scheduler.max_num_batched_tokens
 
     override = config.cache.num_gpu_blocks_override
     if override is not None:
+        _check_blocks_fit(override, block_bytes, available_bytes)
         usable, source = override, f"--num-gpu-blocks-override {override}"
     else:
-        stated_bytes = config.cache.kv_cache_memory_bytes
-        total_bytes = available_bytes if stated_bytes is None else stated_bytes
         # The null block takes memory too.
-        usable = max(0, total_bytes // (page_bytes * num_tensors) - 1)
+        usable = max(0, available_bytes // block_bytes - 1)
         usable = min(usable, config.scheduler.max_num_seqs * _max_blocks(group_specs, max_model_len, budget))
-        source = f"{_megabytes(total_bytes)} of KV cache memory"
+        source = f"{_megabytes(available_bytes)} of KV cache memory"
 
     needed = _max_blocks(group_specs, max_model_len, budget)
     if needed > usable:
@@ -59,7 +59,7 @@ def make_kv_cache_config(
         if config.model.max_model_len_stated:
             raise ConfigError(
                 f"--max-model-len {max_model_len} needs {needed} KV cache blocks "
-                f"({_megabytes(needed * page_bytes * num_tensors)}), but {room}; "
+                f"({_megabytes(needed * block_bytes)}), but {room}; "
                 f"lower --max-model-len to at most {fits}, or {_MORE_MEMORY}"
             )
         max_model_len = fits
@@ -72,6 +72,15 @@ def make_kv_cache_config(
         for index in range(num_tensors)
     ]
     return KVCacheConfig(num_blocks=num_blocks, tensors=tensors, groups=groups), max_model_len
+
+
+def _check_blocks_fit(num_blocks: int, block_bytes: int, available_bytes: int) -> None:
+    most = available_bytes // block_bytes - 1
+    if num_blocks > most:
+        raise ConfigError(
+            f"--num-gpu-blocks-override {num_blocks} takes {(num_blocks + 1) * block_bytes} bytes with the null block, "
+            f"and the KV cache may take {available_bytes}; lower it to at most {max(0, most)}"
+        )
 
 
 def _make_groups(specs: dict[str, KVCacheSpec]) -> list[KVCacheGroup]:
