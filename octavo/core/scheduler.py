@@ -315,10 +315,11 @@ class Scheduler:
         )
 
     def _with_stats(self, outputs: _Outputs, step_tokens: int) -> dict[int, EngineCoreOutputs]:
+        """The totals are the engine's: only the first front end hears them, or each would count them."""
         stats = self.stats(step_tokens)
         now = time.monotonic()
         return {
-            client: EngineCoreOutputs(outputs=entries, scheduler_stats=stats, timestamp=now)
+            client: EngineCoreOutputs(outputs=entries, scheduler_stats=stats if client == 0 else None, timestamp=now)
             for client, entries in outputs.items()
         }
 

@@ -261,7 +261,7 @@ class Simulation:
 
     def _take(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         for client, message in outputs.items():
-            assert message.scheduler_stats is not None
+            assert (message.scheduler_stats is not None) == (client == 0)
             for entry in message.outputs:
                 request = self.requests[entry.request_id]
                 assert request.client_index == client

@@ -80,6 +80,9 @@ def test_outputs_go_to_their_front_ends_and_stats_always_to_the_first() -> None:
     assert stats is not None
     assert (stats.step, stats.step_tokens, stats.num_running, stats.num_waiting) == (1, 1, 1, 0)
     assert stats.kv_cache_usage == pytest.approx(1 / 64)
+    # The others would count the engine's totals once more.
+    assert outputs[2].scheduler_stats is None
+    assert scheduler.abort_requests(["a"])[2].scheduler_stats is None
 
 
 def test_times_of_a_request_are_in_order() -> None:
