@@ -8,10 +8,14 @@ from octavo.checkpoints import DEFAULT_MODEL, read_model_facts, resolve_model
 from octavo.config import EngineArgs, OctavoConfig, resolve_config
 from octavo.logging import init_logger
 from octavo.platforms import current_platform
+from octavo.types import ModelFacts
 
 __all__ = ["build_config"]
 
 logger = init_logger(__name__)
+
+# Of generation_config.json; what a client does not state there has the API's default.
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
 def build_config(args: EngineArgs, progress: Callable[[str, float], None] | None = None) -> OctavoConfig:
@@ -34,6 +38,7 @@ def build_config(args: EngineArgs, progress: Callable[[str, float], None] | None
     if not model_stated:
         config = dataclasses.replace(config, reasons=config.reasons | {"model": "the demo model, as none was stated"})
     _log_choices(config)
+    _log_not_applied(facts)
     return config
 
 
@@ -46,3 +51,15 @@ def _log_choices(config: OctavoConfig) -> None:
         if reason not in ("stated", "default")
     ]
     logger.info("chosen: %s", ", ".join(chosen))
+
+
+def _log_not_applied(facts: ModelFacts) -> None:
+    stated = [
+        f"{name}={value}"
+        for name in _SAMPLING_DEFAULTS
+        if isinstance(value := facts.generation_config.get(name), int | float)
+    ]
+    if stated:
+        logger.info(
+            "generation_config.json recommends %s: not applied, requests state their own sampling", ", ".join(stated)
+        )
