@@ -52,15 +52,11 @@ class GGUFFile:
     path: the file.
     metadata: key → number, bool, string or list.
     tensors: in the file's order; shapes in torch order, offsets from the beginning of the file.
-    data_start: where the tensors' data begin, bytes.
-    file_size: bytes.
     """
 
     path: Path
     metadata: dict[str, Any]
     tensors: list[TensorEntry]
-    data_start: int
-    file_size: int
 
 
 def read_gguf_metadata(path: Path) -> dict[str, Any]:
@@ -88,7 +84,7 @@ def read_gguf_file(path: Path) -> GGUFFile:
     if repeated is not None:
         raise CheckpointError("stands twice in the tensor list", file=str(path), tensor=repeated)
     check_no_overlap(tensors, path)
-    return GGUFFile(path, metadata, tensors, data_start, reader.size)
+    return GGUFFile(path, metadata, tensors)
 
 
 class _Reader:

@@ -10,7 +10,7 @@ __all__ = ["ModelConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Attributes beside the flags: ``path``, ``format``, ``architecture``, ``hf_config``, … from ModelFacts."""
+    """Attributes beside the flags: ``path``, ``architecture``, ``hf_config``, … from ModelFacts."""
 
     model: str = option("alias, local folder, .gguf file or hub name")
     dtype: str = option(
@@ -24,11 +24,9 @@ class ModelConfig:
     max_logprobs: int = option("most logprobs that a request may ask for", default=20)
 
     path: str = ""
-    format: str = ""
     architecture: str = ""
     hf_config: dict[str, Any] = field(default_factory=dict)
     vocab_size: int = 0
-    weight_bytes: int = 0
     eos_token_ids: tuple[int, ...] = ()
     fingerprint: str = ""
     max_model_len_stated: bool = False

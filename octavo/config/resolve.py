@@ -110,11 +110,9 @@ def _model(choices: _Choices, facts: ModelFacts, platform: PlatformFacts) -> Mod
     return ModelConfig(
         **values,
         path=facts.path,
-        format=facts.format,
         architecture=facts.architecture,
         hf_config=facts.hf_config,
         vocab_size=facts.vocab_size,
-        weight_bytes=facts.weight_bytes,
         eos_token_ids=tuple(facts.eos_token_ids),
         fingerprint=facts.fingerprint,
         max_model_len_stated="max_model_len" in stated,
