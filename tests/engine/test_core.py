@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,8 +72,31 @@ def test_step_trace_shows_sync_and_overlapped_steps(kit, make_core, tmp_path):
         assert [request["id"] for request in line["requests"]] == ["a"]
         assert line["graph_mode"] == "EAGER"
         assert line["preempted"] == []
-        assert set(line["times_ms"]) == {"schedule", "execute", "update"}
-        assert all(value >= 0 for value in line["times_ms"].values())
+
+
+def test_step_trace_says_what_took_how_long(kit, make_core, tmp_path, monkeypatch):
+    path = tmp_path / "trace.jsonl"
+    executor = kit.executor()
+    core = make_core(executor, step_trace=str(path))
+    core.add_request(kit.request("a", [1], 1))
+    now = 1000.0
+
+    def taking(seconds, call):
+        def slow(*args):
+            nonlocal now
+            now += seconds
+            return call(*args)
+
+        return slow
+
+    monkeypatch.setattr("octavo.engine.core.time", SimpleNamespace(monotonic=lambda: now))
+    core.scheduler.schedule = taking(0.125, core.scheduler.schedule)
+    executor.execute_model = taking(0.25, executor.execute_model)
+    executor.sample_tokens = taking(0.5, executor.sample_tokens)
+    core.scheduler.update_from_output = taking(1.0, core.scheduler.update_from_output)
+    kit.run(core)
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["times_ms"] == {"schedule": 125.0, "execute": 750.0, "update": 1000.0}
 
 
 def test_step_trace_lines_are_in_the_file_at_once(kit, make_core, tmp_path):
@@ -160,6 +184,19 @@ def test_derived_length_is_lowered_to_what_memory_allows_and_said(kit, make_core
     assert core.config.model.max_model_len == core.ready.max_model_len < 512
     assert executor.stages == ["load_model", f"initialize {core.ready.max_model_len}"]
     assert f"lowered from 512 to {core.ready.max_model_len}" in capsys.readouterr().err
+
+
+def test_few_stated_blocks_lower_the_derived_length_and_it_is_said(make_core, capsys):
+    core = make_core(num_gpu_blocks_override=3)
+    assert (core.ready.max_model_len, core.ready.num_kv_blocks) == (48, 3)
+    assert "lowered from 512 to 48" in capsys.readouterr().err
+
+
+def test_more_stated_blocks_than_memory_are_an_error_that_names_the_flag(kit, make_core):
+    executor = kit.executor()
+    with pytest.raises(ConfigError, match=r"--num-gpu-blocks-override 2000000000 .* 16777216"):
+        make_core(executor, num_gpu_blocks_override=2_000_000_000)
+    assert executor.stages == ["load_model"]
 
 
 def test_stated_length_that_does_not_fit_is_an_error_that_leaves_nothing_open(kit, make_core):

@@ -48,13 +48,18 @@ def test_every_part_of_the_key_counts_and_equal_keys_agree() -> None:
     assert numbers == [draw([s], [c], [p])[0] for s, c, p in zip(seeds, choices, positions, strict=True)]
 
 
-def test_uniforms_lie_in_the_unit_interval_and_fill_it_evenly() -> None:
+def test_uniforms_fill_the_unit_interval_evenly() -> None:
     count = 20_000
     numbers = np.array(draw([7] * count, [0] * count, list(range(count))))
-    assert numbers.min() >= 0.0
-    assert numbers.max() < 1.0
     counts = np.bincount((numbers * 10).astype(int), minlength=10)
     assert ((counts - count / 10) ** 2 / (count / 10)).sum() < 27.9  # chi-square, 9 degrees of freedom, p = 0.001
+
+
+@pytest.mark.parametrize(("word", "number"), [(0, 0.0), (0xFFFFFFFF, 1 - 2**-53)])
+def test_uniforms_reach_from_0_to_just_below_1(monkeypatch: pytest.MonkeyPatch, word: int, number: float) -> None:
+    monkeypatch.setattr("octavo.sample.philox.philox_4x32", lambda counter, key: np.full_like(counter, word))
+    assert draw([1], [2], [3]) == [number]
+    assert number < 1.0
 
 
 def test_the_largest_uniform_times_a_total_stays_below_the_total() -> None:
