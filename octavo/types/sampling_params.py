@@ -11,6 +11,9 @@ from octavo.errors import RequestError
 __all__ = ["MAX_CHOICES", "RequestOutputKind", "SamplingParams"]
 
 MAX_CHOICES = 16384
+# Every stop string is looked for in the text of every token, and all of them are kept for each choice.
+_MOST_STOP_STRINGS, _LONGEST_STOP_STRING = 128, 1024
+_MOST_STOP_TOKEN_IDS = 1024
 _SEED_MIN, _SEED_MAX = -(2**63), 2**63 - 1
 _TOKEN_COUNT_MAX = 2**31 - 1
 # Below this temperature the distribution is a point mass in float32; vLLM treats it as greedy too.
@@ -35,8 +38,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         top_k: keep the ``top_k`` most likely tokens; 0 or -1 keeps all.
         seed: key of the request's random numbers (int64). Same seed, same text, whatever else is in the batch.
             ``None``: the engine draws one at the door.
-        stop: strings that end the generation; they are not part of the returned text.
-        stop_token_ids: token ids that end the generation.
+        stop: strings that end the generation; they are not part of the returned text. At most 128 of at most 1024
+            characters.
+        stop_token_ids: token ids that end the generation, at most 1024.
         ignore_eos: go on past the model's own end-of-sequence tokens.
         max_tokens: most tokens to generate; ``None``: as many as the model's length leaves.
         min_tokens: end-of-sequence, ``stop_token_ids`` and ``stop`` do not act before so many tokens.
@@ -107,12 +111,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise RequestError(message, param="n")
 
     def _verify_stops(self) -> None:
-        if not isinstance(self.stop, list) or not all(isinstance(stop, str) for stop in self.stop):
+        _short_list("stop", self.stop, _MOST_STOP_STRINGS, "strings", "a string or a list of strings")
+        if not all(isinstance(stop, str) for stop in self.stop):
             raise _wrong("stop", self.stop, "a string or a list of strings")
         if "" in self.stop:
             raise RequestError("stop must not contain an empty string", param="stop")
-        if not isinstance(self.stop_token_ids, list):
-            raise _wrong("stop_token_ids", self.stop_token_ids, "a list of token ids")
+        longest = max(map(len, self.stop), default=0)
+        if longest > _LONGEST_STOP_STRING:
+            message = f"stop must be strings of at most {_LONGEST_STOP_STRING} characters, got one of {longest}"
+            raise RequestError(message, param="stop")
+        _short_list("stop_token_ids", self.stop_token_ids, _MOST_STOP_TOKEN_IDS, "token ids", "a list of token ids")
         for token_id in self.stop_token_ids:
             _integer("stop_token_ids", token_id, 0, _TOKEN_COUNT_MAX)
 
@@ -124,6 +132,14 @@ def _wrong(name: str, value: Any, expected: str) -> RequestError:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _short_list(name: str, value: Any, most: int, kind: str, expected: str) -> None:
+    """Comes before any look at the entries: there may be millions."""
+    if not isinstance(value, list):
+        raise _wrong(name, value, expected)
+    if len(value) > most:
+        raise RequestError(f"{name} must be at most {most} {kind}, got {len(value)}", param=name)
 
 
 def _integer(name: str, value: Any, low: int, high: int, note: str = "") -> None:

@@ -103,3 +103,27 @@ def test_clone_shares_no_list() -> None:
 def test_params_survive_msgpack() -> None:
     params = SamplingParams(temperature=0.3, top_k=5, seed=-(2**63), stop=["é"], logprobs=0, max_tokens=None)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+def test_stop_strings_and_stop_token_ids_are_bounded_and_the_refusal_names_the_limit() -> None:
+    most = SamplingParams(stop=[f"{index:1024}" for index in range(128)], stop_token_ids=list(range(1024)))
+    assert (len(most.stop), len(most.stop_token_ids)) == (128, 1024)
+    for name, value, limit in (
+        ("stop", ["a"] * 129, "at most 128 strings, got 129"),
+        ("stop", ["a", "b" * 1025], "at most 1024 characters, got one of 1025"),
+        ("stop", "b" * 1025, "at most 1024 characters"),
+        ("stop_token_ids", [1] * 1025, "at most 1024 token ids, got 1025"),
+    ):
+        with pytest.raises(RequestError, match=limit) as caught:
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids"])
+def test_a_list_that_is_too_long_is_refused_without_a_look_at_its_entries(name: str) -> None:
+    class Sealed(list[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("looked at the entries")
+
+    with pytest.raises(RequestError, match="at most"):
+        SamplingParams(**{name: Sealed([object()] * 2000)})
