@@ -29,6 +29,19 @@ def test_max_tokens_is_sixteen_when_nothing_is_said_or_null_is(server: Any) -> N
     assert server.complete(max_tokens=None).json()["usage"]["completion_tokens"] == 16
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_a_stated_max_tokens_is_refused_for_want_of_room(server: Any, error: Any, stream: bool) -> None:
+    prompt = [[5] * 60, [5] * 40]  # of 64
+    body = {"model": "m", "prompt": prompt, "stream": stream}
+    if stream:
+        assert server.post("/v1/completions", body).status_code == 200
+    else:
+        assert server.post("/v1/completions", body).json()["usage"]["completion_tokens"] == 4 + 16
+    error(server.post("/v1/completions", body | {"max_tokens": 16}), 400, "input_tokens")
+    error(server.post("/v1/completions", body | {"min_tokens": 17}), 400, "min_tokens")
+    error(server.post("/v1/completions", body | {"min_tokens": 5}), 400, "min_tokens")
+
+
 @pytest.mark.parametrize(
     ("prompt", "num_prompts", "num_tokens"),
     [

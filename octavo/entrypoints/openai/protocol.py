@@ -10,10 +10,18 @@ from octavo.entrypoints.openai.unsupported import CHAT_ONLY, COMMON, COMPLETION_
 from octavo.errors import RequestError
 from octavo.types import RequestOutputKind, SamplingParams
 
-__all__ = ["ChatCompletionRequest", "CompletionRequest", "GenerationRequest", "StreamOptions", "parse_request"]
+__all__ = [
+    "COMPLETION_MAX_TOKENS",
+    "ChatCompletionRequest",
+    "CompletionRequest",
+    "GenerationRequest",
+    "StreamOptions",
+    "parse_request",
+]
 
 _MOST_STOPS = 4
-_COMPLETION_MAX_TOKENS = 16
+# What a completion without max_tokens may have, if the model's length leaves so much.
+COMPLETION_MAX_TOKENS = 16
 _SAMPLING_FIELDS = ("n", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens")
 _RESERVED_VARIABLES = ("messages", "chat_template", "add_generation_prompt", "tools", "documents", "tokenize")
 
@@ -99,8 +107,11 @@ class CompletionRequest(GenerationRequest):
         return refuse_unsupported(self.model_extra or {}, COMMON | COMPLETION_ONLY)
 
     def sampling_params(self) -> SamplingParams:
-        max_tokens = _COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        return self._sampling_params(max_tokens=max_tokens, logprobs=self.logprobs)
+        """Without ``max_tokens`` it has none: how much of the default fits is known with the prompt."""
+        max_tokens = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        params = self._sampling_params(max_tokens=max_tokens, logprobs=self.logprobs)
+        params.max_tokens = self.max_tokens
+        return params
 
 
 class ChatCompletionRequest(GenerationRequest):

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from octavo.entrypoints.openai.generation import TokenCount, merge_outputs, process_prompts
 from octavo.entrypoints.openai.logprobs import completion_logprobs
-from octavo.entrypoints.openai.protocol import CompletionRequest
+from octavo.entrypoints.openai.protocol import COMPLETION_MAX_TOKENS, CompletionRequest
 from octavo.entrypoints.openai.responses import Completion, CompletionChoice, event
 from octavo.entrypoints.openai.serving_models import OpenAIServingModels
 from octavo.errors import RequestError
@@ -45,6 +45,10 @@ class OpenAIServingCompletion:
         params = request.sampling_params()
         prompts = _split(request.prompt)
         inputs = await process_prompts(self._engine, prompts, params, request, request_id, arrival_time)
+        if request.max_tokens is None:
+            for item in inputs:  # it has all the room that is left
+                assert item.params.max_tokens is not None
+                item.params.max_tokens = min(item.params.max_tokens, COMPLETION_MAX_TOKENS)
         answer = _Answer(request, request_id, model, inputs)
         outputs = merge_outputs(self._engine, inputs)
         return answer.stream(outputs) if request.stream else await answer.collect(outputs)
