@@ -15,10 +15,13 @@ import msgspec
 
 from octavo.config import OctavoConfig
 from octavo.errors import RequestError
+from octavo.logging import init_logger
 from octavo.tokenizers import Tokenizer
 from octavo.types import EngineCoreRequest, SamplingParams
 
 __all__ = ["EngineInputs", "InputProcessor", "Prompt", "TextPrompt", "TokensPrompt"]
+
+logger = init_logger(__name__)
 
 
 class _Salted(TypedDict, total=False):
@@ -49,6 +52,8 @@ _CACHE_SALT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 # Texts with at most so many characters for each token that fits are encoded without a closer look.
 _CHARACTERS_A_TOKEN = 16
+# Each choice has a copy of the prompt in the engine. So many tokens may be in all copies of one prompt.
+_MOST_COPIED_TOKENS = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,13 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._request_counter = itertools.count()
         self._longest_token: int | None = None
+        if tokenizer.vocab_size > config.model.vocab_size:
+            logger.warning(
+                "the tokenizer has token ids up to %d, but the model's vocabulary ends at %d; "
+                "prompts with tokens beyond it will be refused",
+                tokenizer.vocab_size - 1,
+                config.model.vocab_size - 1,
+            )
 
     def process(
         self,
@@ -175,7 +187,24 @@ class InputProcessor:
         token_ids = self._tokenizer.encode(text)
         if not token_ids:
             _refuse("prompt", "prompt must not be empty: its text has no tokens")
+        vocab_size = self._model.vocab_size
+        if (highest := max(token_ids)) >= vocab_size:  # the tokenizer may be wider than the model
+            message = (
+                f"the prompt has the token {_shown(self._tokenizer.decode_token(highest))} with id {highest}, but the "
+                f"model's vocabulary is 0 to {vocab_size - 1}; leave that text out"
+            )
+            _refuse("prompt", message)
         return token_ids
+
+    def _check_copies(self, num_choices: int, num_prompt_tokens: int) -> None:
+        num_tokens = num_choices * num_prompt_tokens
+        if num_choices > 1 and num_tokens > _MOST_COPIED_TOKENS:
+            message = (
+                f"n is {num_choices} and the prompt has {num_prompt_tokens} tokens, together {num_tokens} in all "
+                f"choices, but at most {_MOST_COPIED_TOKENS} are taken; lower n to at most "
+                f"{max(_MOST_COPIED_TOKENS // num_prompt_tokens, 1)}"
+            )
+            _refuse("n", message)
 
     def _check_characters(self, num_characters: int) -> None:
         """Refuses text that cannot fit, without the price of encoding it: no token is longer than the longest."""
@@ -229,6 +258,7 @@ class InputProcessor:
         if params.min_tokens > max_tokens:
             message = f"min_tokens is {params.min_tokens}, but the prompt leaves room for {max_tokens} tokens"
             _refuse("min_tokens", message)
+        self._check_copies(params.n, num_prompt_tokens)
         params.max_tokens = max_tokens
         if params.seed is None:
             params.seed = self._draw_seed()

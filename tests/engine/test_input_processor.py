@@ -311,3 +311,33 @@ def test_whatever_is_sent_is_either_a_request_or_a_named_refusal(prompt: Any, pr
         assert error.param is not None  # noqa: PT017 (either outcome is right)
     else:
         assert 1 <= len(inputs.prompt_token_ids) <= MAX_MODEL_LEN - 16
+
+
+def test_text_whose_token_the_model_does_not_have_is_refused() -> None:
+    error = refusal("aa " + "b" * (VOCAB_SIZE // 10))  # the fake tokenizer gives it the id VOCAB_SIZE
+    assert error.param == "prompt"
+    assert f"with id {VOCAB_SIZE}" in str(error)
+    assert f"0 to {VOCAB_SIZE - 1}" in str(error)
+    assert "xxx" in str(error)
+    assert make_processor().process("a", "b" * (VOCAB_SIZE // 10 - 1), SamplingParams()).prompt_token_ids
+
+
+@pytest.mark.parametrize(("excess", "warned"), [(0, False), (1, True), (-5, False)])
+def test_a_tokenizer_wider_than_the_model_is_told_once_at_load(
+    excess: int, warned: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(WordTokenizer, "vocab_size", VOCAB_SIZE + excess)
+    processor = make_processor()
+    processor.process("a", "aa bb", SamplingParams())
+    assert capfd.readouterr().err.count("model's vocabulary ends at") == int(warned)
+
+
+def test_the_copies_of_a_prompt_for_its_choices_are_bounded() -> None:
+    processor = make_processor(max_model_len=512)
+    prompt: Any = {"prompt_token_ids": [5] * 257}
+    with pytest.raises(RequestError, match="n is 16384 and the prompt has 257 tokens, together 4210688") as caught:
+        processor.process("a", prompt, SamplingParams(n=16384))
+    assert caught.value.param == "n"
+    assert "at most 4194304" in str(caught.value)
+    assert "at most 16320" in str(caught.value)
+    assert len(processor.process("a", prompt, SamplingParams(n=16320)).requests) == 16320
