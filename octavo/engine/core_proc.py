@@ -55,6 +55,7 @@ class EngineCoreProc:
         self._input_queue: queue.SimpleQueue[EngineMessage | Exception | None] = queue.SimpleQueue()
         # (client index or None for all, message); None: stop.
         self._output_queue: queue.SimpleQueue[tuple[int | None, EngineOutput] | None] = queue.SimpleQueue()
+        self._sender_error: Exception | None = None  # the output thread has ended with it, and has said so
         self.num_bad_frames = 0
 
     def run(self) -> int:
@@ -126,7 +127,9 @@ class EngineCoreProc:
         self._output_queue.put((None, EngineProgress(stage, share)))
 
     def _say_last_words(self, error: Exception) -> int:
-        cause = one_line(f"{type(error).__name__}: {error}")
+        if error is self._sender_error:
+            return _EXIT_DIED
+        cause = _one_line_of(error)
         level = logging.DEBUG if isinstance(error, OctavoError) else logging.ERROR
         logger.log(level, "engine core failed: %s", cause, exc_info=error)
         exit_code = _EXIT_CONFIG if self.loading and isinstance(error, ConfigError | ModelError) else _EXIT_DIED
@@ -193,9 +196,21 @@ class EngineCoreProc:
                 payload = encode(message)
                 for socket in sockets if client_index is None else (sockets[client_index],):
                     socket.send(payload)
+        except Exception as error:
+            # The main thread will stop, but what it puts into the queue nobody sends any more.
+            self._sender_error = error
+            cause = _one_line_of(error)
+            logger.error("engine core failed: its output cannot be sent: %s", cause, exc_info=error)
+            for socket in sockets:
+                socket.send(encode(EngineDead(cause, _EXIT_DIED)))
+            raise
         finally:
             for socket in sockets:
                 socket.close()
+
+
+def _one_line_of(error: Exception) -> str:
+    return one_line(f"{type(error).__name__}: {error}")
 
 
 def _refusal(request_id: str, error: RequestError) -> EngineCoreOutputs:

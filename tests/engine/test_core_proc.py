@@ -221,3 +221,22 @@ def test_stop_ends_running_requests_and_exits_with_0(kit, make_peer):
     assert tokens == kit.expected([4, 5], 3)
     peer.thread.join(20)
     assert peer.exit_codes == [0]
+
+
+def test_output_that_cannot_be_sent_is_told_in_last_words_and_in_the_log(kit, make_peer, monkeypatch, capfd):
+    def fail_on_outputs(message):
+        if isinstance(message, EngineCoreOutputs):
+            raise TypeError("cannot be encoded")
+        return encode(message)
+
+    peer = make_peer()
+    peer.receive(EngineReady)
+    monkeypatch.setattr("octavo.engine.core_proc.encode", fail_on_outputs)
+    peer.send(EngineCoreRequestType.ADD, kit.request("a", [4], 5))
+    assert peer.receive(EngineDead) == EngineDead("TypeError: cannot be encoded", 3)
+    peer.thread.join(20)
+    assert peer.exit_codes == [3]
+    lines = [line for line in capfd.readouterr().err.splitlines() if "engine core failed" in line]
+    assert len(lines) == 1
+    assert "ERROR" in lines[0]
+    assert "TypeError: cannot be encoded" in lines[0]
