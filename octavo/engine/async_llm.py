@@ -166,7 +166,7 @@ class AsyncLLM:
             self._failure = EngineDeadError("the engine has been shut down")
         self._announce_death()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """The engine may be well, but nothing can be done with it any more."""
         self._failure = EngineDeadError(one_line(f"{type(error).__name__}: {error}"))
         self._failure_exit_code = 1 if isinstance(error, ConfigError | ModelError) else 3
@@ -200,7 +200,14 @@ class AsyncLLM:
 
     async def _in_thread(self, call: Callable[[], _T]) -> _T:
         self._check_alive()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+        def run() -> _T:
+            try:
+                return call()
+            except StopIteration as error:  # asyncio cannot hand this one on: who awaits it would wait for ever
+                raise RuntimeError("StopIteration was raised") from error
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -277,7 +284,8 @@ class AsyncLLM:
                     if output.finished:
                         return
                 else:
-                    self._check_alive()
+                    if self._dead_event.is_set():  # not before: outputs may be left that came before the death
+                        self._check_alive()
                     await news.wait()
                     news.clear()
         finally:
@@ -303,7 +311,7 @@ class AsyncLLM:
             while True:
                 step = await self._client.get_outputs()
                 processed = self._output_processor.process(step)
-                if processed.abort_ids:
+                if processed.abort_ids and self._client.dead_error is None:  # outputs may be left after a death
                     self._client.abort_requests(processed.abort_ids)
                 if self._throughput is not None:
                     self._throughput.on_step(processed, step.scheduler_stats)
@@ -311,10 +319,16 @@ class AsyncLLM:
                 await asyncio.sleep(0)
         except EngineDeadError:
             pass
-        except Exception as error:
-            # A fault of ours. Without this task nobody would ever hear anything again.
+        except asyncio.CancelledError:  # by shutdown, which announces it
+            raise
+        except BaseException as error:
+            # A fault of ours, or a panic of a library in Rust, which is no Exception. Without this task nobody would
+            # ever hear anything again.
             logger.exception("processing of the engine's outputs failed")
             self._fail(error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                self._announce_death()
+                raise
         self._announce_death()
 
     # ---- the engine's own affairs -----------------------------------------------------------------------------------

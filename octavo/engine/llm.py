@@ -157,7 +157,7 @@ class LLM:
             with ProgressBar(len(inputs), show_progress) as bar, _postponed_interrupt() as deliver_interrupt:
                 for each in inputs:
                     states.append(state := self._output_processor.add_request(each))
-                    self._client.add_requests(state.engine_requests)
+                    self._hand_over(state)
                 num_unfinished = len(states)
                 while num_unfinished:
                     deliver_interrupt()
@@ -171,6 +171,13 @@ class LLM:
             if state.error is not None:
                 logger.error("request %s failed: %s", state.inputs.request_id, state.error)
         return outputs
+
+    def _hand_over(self, state: RequestState) -> None:
+        try:
+            self._client.add_requests(state.engine_requests)
+        except RequestError:
+            self._output_processor.discard(state)
+            raise
 
     def _take_in(self, step: EngineCoreOutputs) -> tuple[int, int]:
         """(requests that the step finished, tokens that it brought)."""

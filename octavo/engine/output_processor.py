@@ -13,6 +13,7 @@ import msgspec
 
 from octavo.engine.input_processor import EngineInputs
 from octavo.errors import RequestError, RequestFailedError
+from octavo.logging import init_logger, one_line
 from octavo.tokenizers import IncrementalDetokenizer, StopMatcher, Tokenizer
 from octavo.types import (
     CompletionOutput,
@@ -26,7 +27,6 @@ from octavo.types import (
     RequestOutput,
     RequestOutputKind,
     SampleLogprobs,
-    SamplingParams,
 )
 
 if TYPE_CHECKING:
@@ -34,68 +34,36 @@ if TYPE_CHECKING:
 
 __all__ = ["OutputProcessor", "ProcessedStep", "RequestState"]
 
-
-class _LateStopMatcher:
-    """StopMatcher for a request with ``min_tokens``: a stop string counts if it is completed after so many tokens.
-
-    It may have begun before, inside another that did not count; so as many characters as can matter are held back.
-    """
-
-    __slots__ = ("_held", "_seen", "_stops", "_uncounted")
-
-    def __init__(self, stops: list[str], min_tokens: int) -> None:
-        self._stops = stops
-        self._uncounted = min_tokens
-        self._held = max(map(len, stops)) - 1
-        self._seen = ""  # held back
-
-    def push(self, text: str) -> tuple[str, str | None]:
-        """To be called once a token."""
-        before = len(self._seen)
-        seen = self._seen + text
-        if self._uncounted > 0:
-            self._uncounted -= 1
-        else:
-            found = []
-            for stop in self._stops:
-                begin = seen.find(stop, max(before - len(stop) + 1, 0))
-                if begin >= 0:
-                    found.append((begin + len(stop), begin, stop))
-            if found:
-                _, begin, stop = min(found)
-                return seen[:begin], stop
-        cut = max(len(seen) - self._held, 0)
-        self._seen = seen[cut:]
-        return seen[:cut], None
-
-    def finish(self) -> str:
-        return self._seen
+logger = init_logger(__name__)
 
 
 class _TextStream:
-    """Token ids in; out comes the text that may be shown, up to the first stop string."""
+    """Token ids in; out comes the text that may be shown, up to the first stop string that is completed after
+    ``min_tokens`` tokens."""
 
-    __slots__ = ("_detokenizer", "_matcher")
+    __slots__ = ("_detokenizer", "_matcher", "_num_uncounted")
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, matcher: StopMatcher | None, min_tokens: int) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer)
-        self._matcher: StopMatcher | _LateStopMatcher | None = None
-        if params.stop:
-            late = params.min_tokens > 0
-            self._matcher = _LateStopMatcher(params.stop, params.min_tokens) if late else StopMatcher(params.stop)
+        self._matcher = matcher
+        self._num_uncounted = min_tokens
 
     def push(self, token_id: int) -> tuple[str, str | None]:
         """(new text, the stop string that ended it)."""
-        text = self._detokenizer.push(token_id)
-        return (text, None) if self._matcher is None else self._matcher.push(text)
+        return self._match(self._detokenizer.push(token_id))
 
     def finish(self) -> tuple[str, str | None]:
         """What was held back; a stop string can still be completed by it."""
-        text = self._detokenizer.finish()
+        shown, stop = self._match(self._detokenizer.finish())
+        return (shown, stop) if stop is not None or self._matcher is None else (shown + self._matcher.finish(), None)
+
+    def _match(self, text: str) -> tuple[str, str | None]:
         if self._matcher is None:
             return text, None
-        shown, stop = self._matcher.push(text)
-        return (shown, stop) if stop is not None else (shown + self._matcher.finish(), None)
+        if self._num_uncounted > 0:
+            self._num_uncounted -= 1
+            return self._matcher.skip(text), None
+        return self._matcher.push(text)
 
 
 class _Choice:
@@ -117,7 +85,13 @@ class _Choice:
         "token_ids",
     )
 
-    def __init__(self, state: "RequestState", engine_request: EngineCoreRequest, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        state: "RequestState",
+        engine_request: EngineCoreRequest,
+        tokenizer: Tokenizer,
+        matcher: StopMatcher | None,
+    ) -> None:
         params = engine_request.sampling_params
         self.state = state
         self.engine_request = engine_request
@@ -130,7 +104,7 @@ class _Choice:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.metrics = RequestMetrics(arrival_time=engine_request.arrival_time)
-        self._stream = _TextStream(tokenizer, params)
+        self._stream = _TextStream(tokenizer, matcher, params.min_tokens)
         self._decode_token = tokenizer.decode_token
 
     def add(self, output: EngineCoreOutput) -> None:
@@ -163,6 +137,10 @@ class _Choice:
             self._end(FinishReason.STOP, stop)
         else:
             self._end(reason, stop_reason)
+
+    def fail(self) -> None:
+        """Ends it as it is: its text cannot be trusted to go on, not even to its end."""
+        self._end(FinishReason.ERROR, None)
 
     def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         self.finish_reason = reason
@@ -256,7 +234,7 @@ class ProcessedStep(NamedTuple):
 
     Attributes:
         changed: requests that have something new to take.
-        abort_ids: ids that the engine is to abort, because a stop string has ended them here.
+        abort_ids: ids that the engine is to abort, because they have ended here: with a stop string, or a failure.
         num_prompt_tokens: of the prompts whose computation it completed.
         num_generation_tokens: tokens that callers get.
     """
@@ -298,13 +276,14 @@ class OutputProcessor:
             message = f"request_id {inputs.request_id!r} belongs to a request that is still under way"
             raise RequestError(message, param="request_id")
         state = RequestState(inputs, wake)
+        matcher = StopMatcher(inputs.params.stop) if inputs.params.stop else None
         for request in inputs.requests:
             engine_id = request.request_id
             while engine_id in self._closing or engine_id in self._choices:
                 engine_id = f"{request.request_id}#{next(self._reuses)}"
             if engine_id != request.request_id:
                 request = msgspec.structs.replace(request, request_id=engine_id)
-            choice = _Choice(state, request, self._tokenizer)
+            choice = _Choice(state, request, self._tokenizer, None if matcher is None else matcher.fresh())
             state.engine_requests.append(request)
             state.choices.append(choice)
             self._choices[engine_id] = choice
@@ -328,7 +307,12 @@ class OutputProcessor:
                 continue
             state = choice.state
             before = choice.num_tokens
-            choice.add(output)
+            try:
+                choice.add(output)
+            except Exception as error:  # nothing of the other requests' is touched by it
+                self._fail(choice, output, error, abort_ids)
+                changed[state] = None
+                continue
             new = choice.num_tokens - before
             if new:
                 num_generation_tokens += new
@@ -372,6 +356,12 @@ class OutputProcessor:
                 state.wake()
         return abort_ids
 
+    def discard(self, state: RequestState) -> None:
+        """Forgets a request that the engine has refused to take: it will never say a last word on it."""
+        del self._requests[state.inputs.request_id]
+        for choice in state.choices:
+            del self._choices[choice.engine_request.request_id]
+
     def wake_all(self) -> None:
         """Wakes every caller, for news that concerns them all."""
         for state in self._requests.values():
@@ -394,6 +384,26 @@ class OutputProcessor:
             self._account(choice, output)
         if state.finished:
             del self._requests[state.inputs.request_id]
+
+    def _fail(self, failed: _Choice, output: EngineCoreOutput, error: Exception, abort_ids: list[str]) -> None:
+        """The output of ``failed`` cannot be processed: its request ends, here and in the engine."""
+        state = failed.state
+        request_id = state.inputs.request_id
+        logger.error("the output of request %s could not be processed", request_id, exc_info=error)
+        cause = one_line(f"{type(error).__name__}: {error}")
+        state.error = RequestFailedError(f"the output could not be processed: {cause}")
+        del self._requests[request_id]
+        for choice in state.choices:
+            if choice.finish_reason is not None:
+                continue
+            choice.fail()
+            engine_id = choice.engine_request.request_id
+            del self._choices[engine_id]
+            if choice is failed and output.finish_reason is not None:
+                self._account(choice, output)
+            else:
+                self._closing[engine_id] = choice
+                abort_ids.append(engine_id)
 
     def _forget(self, output: EngineCoreOutput) -> None:
         """The engine's last word on a request that had ended here before."""

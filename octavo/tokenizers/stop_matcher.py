@@ -12,20 +12,10 @@ class _Pattern:
 
     __slots__ = ("failure", "matched", "stop")
 
-    def __init__(self, stop: str) -> None:
-        if not stop:
-            raise ValueError("a stop string must not be empty")
+    def __init__(self, stop: str, failure: list[int]) -> None:
         self.stop = stop
+        self.failure = failure
         self.matched = 0
-        # failure[i]: length of the longest proper prefix of stop[:i+1] that is also its suffix.
-        self.failure = [0] * len(stop)
-        length = 0
-        for index in range(1, len(stop)):
-            while length and stop[index] != stop[length]:
-                length = self.failure[length - 1]
-            if stop[index] == stop[length]:
-                length += 1
-            self.failure[index] = length
 
     def search(self, text: str, position: int, limit: int) -> int | None:
         """Reads ``text[position:limit]``, up to a completed stop string; returns the position after it, or None."""
@@ -54,6 +44,21 @@ class _Pattern:
             position = self.search(text, position, len(text))
 
 
+def _failure_table(stop: str) -> list[int]:
+    """For each ``i``: the length of the longest proper prefix of ``stop[:i+1]`` that is also its suffix."""
+    if not stop:
+        raise ValueError("a stop string must not be empty")
+    failure = [0] * len(stop)
+    length = 0
+    for index in range(1, len(stop)):
+        while length and stop[index] != stop[length]:
+            length = failure[length - 1]
+        if stop[index] == stop[length]:
+            length += 1
+        failure[index] = length
+    return failure
+
+
 class StopMatcher:
     """State of one text.
 
@@ -65,8 +70,14 @@ class StopMatcher:
 
     def __init__(self, stops: list[str]) -> None:
         # The longest first: of two that end at the same character, the longer one starts first.
-        self._patterns = [_Pattern(stop) for stop in sorted(set(stops), key=len, reverse=True)]
+        self._patterns = [_Pattern(stop, _failure_table(stop)) for stop in sorted(set(stops), key=len, reverse=True)]
         self._held = ("", 0)  # the text held back is so many first characters of this stop string
+
+    def fresh(self) -> "StopMatcher":
+        """A matcher of the same stop strings for another text; their tables are shared, not made again."""
+        other = StopMatcher([])
+        other._patterns = [_Pattern(pattern.stop, pattern.failure) for pattern in self._patterns]
+        return other
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Adds text.

@@ -17,7 +17,7 @@ from octavo import AsyncLLM, RequestOutput, SamplingParams
 from octavo.config import EngineArgs
 from octavo.engine.output_processor import ProcessedStep
 from octavo.engine.throughput_log import ThroughputLog
-from octavo.errors import CheckpointError, EngineDeadError, OverloadedError, RequestError
+from octavo.errors import CheckpointError, EngineDeadError, OverloadedError, RequestError, RequestFailedError
 from octavo.types import RequestOutputKind, SchedulerStats
 
 _T = TypeVar("_T")
@@ -375,6 +375,38 @@ def test_a_model_that_cannot_be_loaded_is_told_as_the_cause(
 
     run(load())
     run(load_without_tokenizer())
+
+
+def test_output_that_cannot_be_processed_fails_its_stream_and_the_engine_goes_on(
+    llm: AsyncLLM, run: Run[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode_token(token_id: int) -> str:
+        raise ValueError("no such token")
+
+    async def fail() -> list[RequestOutput]:
+        plain = llm.generate("hello", seeded(), "plain")
+        first = await anext(plain)
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.tokenizer, "decode_token", decode_token)
+            with pytest.raises(RequestFailedError, match="no such token"):
+                await collect(llm.generate("hello", seeded(logprobs=1, max_tokens=None), "failing"))
+        outputs = [first, *await collect(plain)]
+        assert (await llm.stats())["num_running"] == 0
+        return outputs
+
+    assert len(joined(run(fail()))[1]) == 40
+    assert llm.is_ready
+
+
+def test_a_stray_stop_iteration_in_a_thread_is_an_error_and_no_endless_wait(
+    llm: AsyncLLM, run: Run[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def render(*args: Any, **options: Any) -> Any:
+        return next(iter(()))
+
+    monkeypatch.setattr(llm.renderer, "render", render)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        run(asyncio.wait_for(llm.render([]), 10))
 
 
 # ---- the throughput log ---------------------------------------------------------------------------------------------

@@ -258,6 +258,7 @@ def test_the_engines_refusal_is_raised_and_nothing_else_goes_on(llm: LLM, separa
         assert caught.value.param == "input_tokens"
         assert each._client.call_utility("stats")["num_running"] == 0
         assert len(run(each, PROMPTS)) == len(PROMPTS)
+        assert not each._output_processor._closing
 
 
 def test_nan_logits_fail_their_own_request_only(

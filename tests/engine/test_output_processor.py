@@ -6,6 +6,7 @@ The tokenizer is a real one whose tokens are single bytes, so that every charact
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -457,3 +458,42 @@ def test_the_prompt_of_several_choices_is_counted_once(tokenizer: Tokenizer) -> 
     bench.add("a", n=2)
     bench.step(EngineCoreOutput("0_a", [a]), EngineCoreOutput("1_a", [a]))
     assert metrics.of("on_outputs") == [(3, 2)]
+
+
+@pytest.mark.parametrize("last", [None, FinishReason.LENGTH])
+def test_output_that_cannot_be_processed_fails_its_own_request_only(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, last: FinishReason | None
+) -> None:
+    a, b = bench.tokenizer.encode("ab")
+
+    def decode_token(token_id: int) -> str:
+        raise ValueError("no such token")
+
+    other = bench.add("b")
+    monkeypatch.setattr(bench.tokenizer, "decode_token", decode_token)
+    failing = bench.add("f", n=2, logprobs=1)
+    tables = [PositionLogprobs([a], [-0.5], 1)]
+    aborted = bench.step(
+        EngineCoreOutput("0_f", [a], new_logprobs=tables, finish_reason=last), EngineCoreOutput("b", [b])
+    )
+    assert aborted == (["0_f", "1_f"] if last is None else ["1_f"])
+    assert isinstance(failing.error, RequestFailedError)
+    assert "ValueError: no such token" in str(failing.error)
+    assert failing.finished
+    assert "f" in bench.woken
+    output = other.take()
+    assert output is not None
+    assert (output.outputs[0].text, other.error) == ("b", None)
+    bench.step(*(EngineCoreOutput(engine_id, [], finish_reason=FinishReason.ABORT) for engine_id in aborted))
+    assert not bench.processor._closing
+    assert bench.processor.num_unfinished == 1
+
+
+def test_stop_tables_are_made_once_for_all_choices(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    import octavo.engine.output_processor as module
+
+    make = Mock(wraps=module.StopMatcher)
+    monkeypatch.setattr(module, "StopMatcher", make)
+    bench.add("a", n=8, stop=["#"])
+    bench.add("b", n=2)
+    make.assert_called_once_with(["#"])

@@ -131,3 +131,19 @@ def test_cost_is_linear_in_the_text(feed: Callable[[StopMatcher, str], str]) -> 
     out = "".join(feed(matcher, "a") for _ in range(200_000)) + matcher.finish()
     assert out == "a" * 200_000
     assert time.perf_counter() - start < 10
+
+
+def test_a_fresh_matcher_shares_no_state_and_makes_no_table_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = StopMatcher(["aab", "b"])
+    assert first.push("aa") == ("", None)
+
+    def made_again(stop: str) -> list[int]:
+        raise AssertionError(f"the table of {stop} is made again")
+
+    monkeypatch.setattr("octavo.tokenizers.stop_matcher._failure_table", made_again)
+    second = first.fresh()
+    assert second.push("xa") == ("x", None)
+    assert first.push("b") == ("", "aab")
+    assert second.push("ab") == ("", "aab")
+    with pytest.raises(AssertionError):
+        StopMatcher(["c"])
