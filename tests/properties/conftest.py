@@ -1,5 +1,6 @@
 """The models of the property tests, and the fixture that runs requests on them."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -34,17 +35,24 @@ def model_dir(request: pytest.FixtureRequest, llama_dir: Path, sliding_dir: Path
 
 @pytest.fixture
 def run(tmp_path: Path) -> Runner:
-    """``run(model, prompts, params, rounds=1, **options)``; rounds repeat the work on one engine, the last counts."""
-    counter = iter(range(1000))
+    """``run(model, prompts, params, rounds=1, priority=None, **options)``; of several rounds the last counts."""
+    counter = itertools.count()
 
-    def run_once(model: Path, prompts: list[list[int]], params: Any, rounds: int = 1, **options: Any) -> Run:
+    def run_once(
+        model: Path,
+        prompts: list[list[int]],
+        params: Any,
+        rounds: int = 1,
+        priority: list[int] | None = None,
+        **options: Any,
+    ) -> Run:
         trace = tmp_path / f"trace{next(counter)}.jsonl"
         settings = {"dtype": "float32", "seed": 0, "kv_cache_memory_bytes": 1 << 24, **options}
         with LLM(str(model), step_trace=str(trace), disable_log_stats=True, **settings) as llm:
             inputs = [{"prompt_token_ids": ids} for ids in prompts]
             for _ in range(rounds):
                 skip = len(trace.read_text().splitlines()) if trace.exists() else 0
-                outputs = llm.generate(inputs, params, use_tqdm=False)
+                outputs = llm.generate(inputs, params, use_tqdm=False, priority=priority)
         return Run(outputs, [json.loads(line) for line in trace.read_text().splitlines()[skip:]])
 
     return run_once

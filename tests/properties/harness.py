@@ -16,9 +16,12 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from octavo import RequestOutput, SamplingParams
+from octavo.attention import Attention
+from octavo.types import Logprob
 
 VOCAB_SIZE = 1100
 PROMPT_LEN = 650
+NEAR_TIE = 1e-4  # logprobs so close may change places
 SHAPE = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 80,
@@ -51,6 +54,16 @@ def save_model(path: Path, model: transformers.PreTrainedModel) -> Path:
     model.save_pretrained(path)
     byte_tokenizer(path)
     return path
+
+
+def with_window(window: int | None) -> Any:
+    """In place of a Llama's ``Attention``: a window in the second layer only."""
+
+    def make(name: str, **settings: Any) -> Attention:
+        second = name.startswith("model.layers.1.")
+        return Attention(name, **{**settings, "sliding_window": window if second else None})
+
+    return make
 
 
 def prompt(seed: int, length: int = PROMPT_LEN) -> list[int]:
@@ -89,16 +102,29 @@ def seeded(seed: int, max_tokens: int = 24, **more: Any) -> SamplingParams:
 
 
 def assert_same(left: RequestOutput, right: RequestOutput, tolerance: float = 1e-5) -> None:
-    """Same tokens, same text, logprobs within ``tolerance``."""
+    """Same tokens, same text, same end; logprobs within ``tolerance``, ranks equal but for near ties."""
     assert len(left.outputs) == len(right.outputs)
     for a, b in zip(left.outputs, right.outputs, strict=True):
         assert a.token_ids == b.token_ids
         assert a.text == b.text
-        assert a.finish_reason == b.finish_reason
+        assert (a.finish_reason, a.stop_reason) == (b.finish_reason, b.stop_reason)
         assert a.logprobs is not None
         assert b.logprobs is not None
+        assert a.cumulative_logprob == pytest.approx(b.cumulative_logprob, abs=tolerance * len(a.token_ids))
         for here, there in zip(a.logprobs, b.logprobs, strict=True):
-            common = here.keys() & there.keys()
-            assert len(common) >= len(here) - 1  # the last of the listed may change places with the next in a near tie
-            for token_id in common:
-                assert here[token_id].logprob == pytest.approx(there[token_id].logprob, abs=tolerance)
+            assert_same_table(here, there, tolerance)
+
+
+def assert_same_table(here: dict[int, Logprob], there: dict[int, Logprob], tolerance: float) -> None:
+    common = here.keys() & there.keys()
+    assert len(common) >= len(here) - 1  # the last of the listed may change places with the next in a near tie
+    by_rank = {entry.rank: entry.logprob for entry in here.values()}
+    for token_id in common:
+        mine, other = here[token_id], there[token_id]
+        assert mine.logprob == pytest.approx(other.logprob, abs=tolerance)
+        assert mine.rank is not None
+        assert other.rank is not None
+        if mine.rank != other.rank:
+            assert abs(mine.rank - other.rank) == 1
+            # Who had that rank here must be as likely. Below the listed ones nobody knows who it was.
+            assert by_rank.get(other.rank, mine.logprob) == pytest.approx(mine.logprob, abs=NEAR_TIE)

@@ -8,19 +8,10 @@ from typing import Any
 
 import pytest
 
-from octavo.attention import Attention
 from octavo.models import llama
-from tests.properties.harness import PROMPT_LEN, Runner, assert_same, greedy, prompt, seeded
+from tests.properties.harness import PROMPT_LEN, Runner, assert_same, greedy, prompt, seeded, with_window
 
 WINDOW = 101
-
-
-def with_window(window: int | None) -> Any:
-    def make(name: str, **settings: Any) -> Attention:
-        second = name.startswith("model.layers.1.")
-        return Attention(name, **{**settings, "sliding_window": window if second else None})
-
-    return make
 
 
 @pytest.fixture

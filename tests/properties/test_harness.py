@@ -1,0 +1,48 @@
+"""Controls of the comparison that the property tests rest on."""
+
+from collections.abc import Callable
+
+import pytest
+
+from octavo import RequestOutput
+from octavo.types import CompletionOutput, Logprob
+from tests.properties.harness import assert_same
+
+
+def answer(rank: int = 1, second: float = -2.0) -> RequestOutput:
+    table = {7: Logprob(-1.0, rank), 8: Logprob(second, 3 - rank)}
+    choice = CompletionOutput(0, "a", [7], cumulative_logprob=-1.0, logprobs=[table], finish_reason="stop")
+    return RequestOutput("0", None, [1], [choice], finished=True)
+
+
+def ends_elsewhere(choice: CompletionOutput) -> None:
+    choice.stop_reason = 7
+
+
+def adds_up_to_more(choice: CompletionOutput) -> None:
+    choice.cumulative_logprob = -0.9
+
+
+def has_another_logprob(choice: CompletionOutput) -> None:
+    assert choice.logprobs is not None
+    choice.logprobs[0][8].logprob -= 2e-5
+
+
+def has_another_rank(choice: CompletionOutput) -> None:
+    assert choice.logprobs is not None
+    choice.logprobs[0][7].rank = 2
+
+
+@pytest.mark.parametrize("change", [ends_elsewhere, adds_up_to_more, has_another_logprob, has_another_rank])
+def test_a_difference_is_noticed(change: Callable[[CompletionOutput], None]) -> None:
+    other = answer()
+    change(other.outputs[0])
+    assert_same(answer(), answer())
+    with pytest.raises(AssertionError):
+        assert_same(answer(), other)
+
+
+def test_neighbours_in_rank_may_change_places_only_in_a_near_tie() -> None:
+    assert_same(answer(1, second=-1.00005), answer(2, second=-1.00005))
+    with pytest.raises(AssertionError):
+        assert_same(answer(1, second=-1.001), answer(2, second=-1.001))
