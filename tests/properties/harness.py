@@ -22,7 +22,7 @@ from octavo.types import Logprob
 VOCAB_SIZE = 1100
 PROMPT_LEN = 650
 NEAR_TIE = 1e-4  # logprobs so close may change places
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 80,
     "intermediate_size": 208,

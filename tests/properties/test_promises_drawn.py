@@ -142,7 +142,7 @@ def model_of(work: Workload, llama_dir: Path, narrow_dir: Path) -> Iterator[Path
 def variations(work: Workload) -> dict[str, dict[str, Any]]:
     """What each variation changes in ``PLAIN``."""
     cached = {"enable_prefix_caching": True, "block_size": work.block_size}
-    queue = {"scheduling_policy": work.policy, "max_num_seqs": work.max_num_seqs}
+    queue: dict[str, Any] = {"scheduling_policy": work.policy, "max_num_seqs": work.max_num_seqs}
     if work.policy == "priority":
         queue["priority"] = work.priority
     chunked = {"long_prefill_token_threshold": work.chunk, "max_num_batched_tokens": work.max_num_batched_tokens}
@@ -164,7 +164,7 @@ def variations(work: Workload) -> dict[str, dict[str, Any]]:
 
 def what_happened(work: Workload, name: str, found: Run) -> set[str]:
     """Asserts what must have happened, whatever was drawn, and returns what has."""
-    happened = set()
+    happened: set[str] = set()
     steps = [request for step in found.trace for request in step["requests"]]
     if name == "cached":
         expected = [(len(ids) - 1) // work.block_size * work.block_size for ids in work.prompts]
