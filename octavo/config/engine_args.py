@@ -72,7 +72,8 @@ class EngineArgs:
             if keyword == "model":
                 continue
             base = _base_type(hint)
-            settings: dict[str, Any] = {"default": None, "help": item.metadata["help"], "dest": keyword}
+            default = "" if item.default is None else f" (default: {item.default})"
+            settings: dict[str, Any] = {"default": None, "help": item.metadata["help"] + default, "dest": keyword}
             if base is bool:
                 settings["action"] = argparse.BooleanOptionalAction
             elif typing.get_origin(base) is list:

@@ -20,7 +20,7 @@ from octavo.types import ModelFacts, PlatformFacts
 __all__ = ["resolve_config"]
 
 _LIMITS: dict[str, tuple[float, float]] = {
-    "max_model_len": (1, 2**31 - 1),
+    "max_model_len": (2, 2**31 - 1),  # a token of prompt and one of output
     "block_size": (1, 1024),
     "kv_cache_memory_bytes": (1, 2**63),
     "num_gpu_blocks_override": (1, 2**31 - 1),

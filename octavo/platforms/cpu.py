@@ -42,7 +42,9 @@ class CpuPlatform:
             supported_dtypes=["bfloat16", "float32"],
             # Modest: a CPU's memory is shared with everything else on the machine.
             default_memory_share=0.4,
-            default_max_num_batched_tokens=2048,
+            # About a second of a small model with the torch kernels: a step cannot be interrupted, so this is how long one
+            # long prompt may hold up everybody else.
+            default_max_num_batched_tokens=512,
             default_max_num_seqs=128,
             default_block_size=16,
             # The kernels use every core already.

@@ -89,6 +89,7 @@ def test_a_stated_dtype_that_is_not_computed_here_is_refused() -> None:
     ("stated", "names"),
     [
         ({"max_model_len": 0}, "--max-model-len"),
+        ({"max_model_len": 1}, "--max-model-len must be between 2"),
         ({"max_model_len": 5000}, "--max-model-len 5000 .* 4096"),
         ({"max_model_len": "12"}, "max_model_len must be int"),
         ({"max_model_len": True}, "max_model_len must be int"),
