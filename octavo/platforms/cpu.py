@@ -42,8 +42,8 @@ class CpuPlatform:
             supported_dtypes=["bfloat16", "float32"],
             # Modest: a CPU's memory is shared with everything else on the machine.
             default_memory_share=0.4,
-            # About a second of a small model with the torch kernels: a step cannot be interrupted, so this is how long one
-            # long prompt may hold up everybody else.
+            # About a second of a small model with the torch kernels. A step cannot be interrupted: so long can one
+            # long prompt hold up everybody else.
             default_max_num_batched_tokens=512,
             default_max_num_seqs=128,
             default_block_size=16,
