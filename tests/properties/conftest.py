@@ -47,7 +47,13 @@ def run(tmp_path: Path) -> Runner:
         **options: Any,
     ) -> Run:
         trace = tmp_path / f"trace{next(counter)}.jsonl"
-        settings = {"dtype": "float32", "seed": 0, "kv_cache_memory_bytes": 1 << 24, **options}
+        settings = {
+            "dtype": "float32",
+            "seed": 0,
+            "kv_cache_memory_bytes": 1 << 24,
+            "max_num_batched_tokens": 2048,
+            **options,
+        }
         with LLM(str(model), step_trace=str(trace), disable_log_stats=True, **settings) as llm:
             inputs = [{"prompt_token_ids": ids} for ids in prompts]
             for _ in range(rounds):
