@@ -27,7 +27,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "max_num_batched_tokens": (1, 2**24),
     "max_num_seqs": (1, 65536),
     "long_prefill_token_threshold": (0, 2**31 - 1),
-    "max_logprobs": (0, 2**31 - 1),
+    "max_logprobs": (-1, 2**31 - 1),
     "seed": (-(2**63), 2**63 - 1),
 }
 
@@ -110,6 +110,7 @@ def _model(choices: _Choices, facts: ModelFacts, platform: PlatformFacts) -> Mod
     return ModelConfig(
         **values,
         path=facts.path,
+        tokenizer_path=facts.path,
         architecture=facts.architecture,
         hf_config=facts.hf_config,
         vocab_size=facts.vocab_size,

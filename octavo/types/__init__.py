@@ -25,13 +25,14 @@ from octavo.types.kv_cache import (
     KVCacheTensor,
     SlidingWindowSpec,
 )
-from octavo.types.outputs import CompletionOutput, Logprob, RequestOutput, SampleLogprobs
+from octavo.types.outputs import CompletionOutput, Logprob, PromptLogprobTables, RequestOutput, SampleLogprobs
 from octavo.types.sampling_params import MAX_CHOICES, RequestOutputKind, SamplingParams
 from octavo.types.scheduler_output import (
     BlockIds,
     CachedRequestData,
     ModelRunnerOutput,
     NewRequestData,
+    PromptLogprobs,
     SchedulerOutput,
 )
 
@@ -60,6 +61,8 @@ __all__ = [
     "NewRequestData",
     "PlatformFacts",
     "PositionLogprobs",
+    "PromptLogprobTables",
+    "PromptLogprobs",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",

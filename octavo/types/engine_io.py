@@ -75,18 +75,23 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     client_index: int = 0
 
 
-class PositionLogprobs(msgspec.Struct, array_like=True):
+class PositionLogprobs(msgspec.Struct, array_like=True, omit_defaults=True):
     """Logprobs at one generated position.
 
     Attributes:
         token_ids: the sampled id first, then the most likely ids in descending order (it may stand twice).
         logprobs: natural logarithms of the raw distribution, one for each of ``token_ids``.
         sampled_rank: rank of the sampled id, 1 = most likely; ties count lower ids first.
+        ranks: with ``logprob_token_ids``, the rank of each of ``token_ids`` but the first, which then are those that
+            were asked for; else empty: they are 1, 2, 3, ….
+
+    For a position of the prompt, "sampled" is the prompt's own token.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     sampled_rank: int
+    ranks: list[int] = []
 
 
 class RequestMetrics(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -112,6 +117,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
         error: with FinishReason.ERROR, what happened.
         metrics: on the last output.
         refused: the error is the scheduler's refusal to admit the request: the client's mistake, not ours.
+        new_prompt_logprobs: the next positions of the prompt, from position 1 on, each exactly once. All have come when
+            the first token comes.
     """
 
     request_id: str
@@ -123,6 +130,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     error: str | None = None
     metrics: RequestMetrics | None = None
     refused: bool = False
+    new_prompt_logprobs: list[PositionLogprobs] | None = None
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):

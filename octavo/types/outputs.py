@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from octavo.types.engine_io import RequestMetrics
 
-__all__ = ["CompletionOutput", "Logprob", "RequestOutput", "SampleLogprobs"]
+__all__ = ["CompletionOutput", "Logprob", "PromptLogprobTables", "RequestOutput", "SampleLogprobs"]
 
 
 @dataclass(slots=True)
@@ -24,6 +24,8 @@ class Logprob:
 
 # One table a generated token: token id → Logprob. Holds the sampled token and the most likely ones.
 SampleLogprobs = list[dict[int, Logprob]]
+# The same for the prompt; nothing comes before its first token, so that has none.
+PromptLogprobTables = list[dict[int, Logprob] | None]
 
 
 @dataclass(slots=True)
@@ -61,11 +63,13 @@ class RequestOutput:
         request_id: the caller's id.
         prompt: the prompt's text, where it was given as text.
         prompt_token_ids: its ids.
-        prompt_logprobs: None: octavo does not compute them yet.
+        prompt_logprobs: a table a token of the prompt, None for the first, where asked for; complete when the first
+            token has come. With DELTA in the first output only.
         outputs: the choices, in order of index (with DELTA: those that have something new).
         finished: whether all choices are finished.
         num_cached_tokens: how many prompt tokens the prefix cache supplied.
         metrics: times of the request, once it is finished.
+        num_truncated_prompt_tokens: how many tokens ``truncate_prompt_tokens`` cut from the prompt's beginning.
     """
 
     request_id: str
@@ -74,5 +78,6 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     num_cached_tokens: int = 0
-    prompt_logprobs: SampleLogprobs | None = None
+    prompt_logprobs: PromptLogprobTables | None = None
     metrics: RequestMetrics | None = None
+    num_truncated_prompt_tokens: int = 0

@@ -9,7 +9,7 @@ import msgspec
 from octavo.types.engine_io import PositionLogprobs
 from octavo.types.sampling_params import SamplingParams
 
-__all__ = ["BlockIds", "CachedRequestData", "ModelRunnerOutput", "NewRequestData", "SchedulerOutput"]
+__all__ = ["BlockIds", "CachedRequestData", "ModelRunnerOutput", "NewRequestData", "PromptLogprobs", "SchedulerOutput"]
 
 # Block ids of one request, a list for each KV cache group.
 BlockIds = tuple[list[int], ...]
@@ -82,6 +82,13 @@ class SchedulerOutput(msgspec.Struct, array_like=True):
     preempted_req_ids: list[str]
 
 
+class PromptLogprobs(msgspec.Struct, array_like=True):
+    """Logprobs of a part of a prompt: ``entries[i]`` is that of the prompt's token at position ``start + i`` (≥ 1)."""
+
+    start: int
+    entries: list[PositionLogprobs]
+
+
 class ModelRunnerOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     """What a step produced. All lists run parallel to ``req_ids`` (the step's scheduled requests).
 
@@ -89,6 +96,8 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, omit_defaults=True):
         sampled_token_ids: 0 tokens (a prompt not yet computed to its end) to k+1 tokens each.
         logprobs: for requests that asked: one entry a sampled token; else None.
         errors: request id → why this request cannot go on (for example NaN logits); its tokens are not to be used.
+        prompt_logprobs: request id → logprobs of the prompt's tokens that follow the ones computed in this step, for
+            requests that asked.
         graph_mode: how the forward ran: ``"EAGER"``, ``"PIECEWISE"`` or ``"FULL"``.
     """
 
@@ -97,3 +106,4 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     logprobs: list[list[PositionLogprobs] | None]
     errors: dict[str, str] = {}
     graph_mode: str = "EAGER"
+    prompt_logprobs: dict[str, PromptLogprobs] = {}

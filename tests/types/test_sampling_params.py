@@ -35,8 +35,44 @@ WRONG: list[tuple[str, Any]] = [
     ("max_tokens", 1.0),
     ("min_tokens", -1),
     ("min_tokens", 10**10),
-    ("logprobs", -1),
+    ("logprobs", -2),
     ("logprobs", "5"),
+    ("prompt_logprobs", -2),
+    ("prompt_logprobs", True),
+    ("logprob_token_ids", [-1]),
+    ("logprob_token_ids", 5),
+    ("logprob_token_ids", list(range(1025))),
+    ("presence_penalty", 2.1),
+    ("presence_penalty", math.nan),
+    ("frequency_penalty", -2.1),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", math.inf),
+    ("min_p", -0.1),
+    ("min_p", 1.1),
+    ("logit_bias", {"x": 1.0}),
+    ("logit_bias", {-1: 1.0}),
+    ("logit_bias", {2**63: 1.0}),
+    ("logit_bias", {1: 101.0}),
+    ("logit_bias", {1: math.nan}),
+    ("logit_bias", {1: 1.0, "1": 2.0}),
+    ("logit_bias", [1]),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [-1]),
+    ("allowed_token_ids", ["x"]),
+    ("bad_words", [""]),
+    ("bad_words", ["x"] * 129),
+    ("bad_words", ["x" * 1025]),
+    ("bad_words", "x"),
+    ("bad_words_token_ids", [[]]),
+    ("bad_words_token_ids", [[-1]]),
+    ("include_stop_str_in_output", 1),
+    ("detokenize", "no"),
+    ("skip_special_tokens", 0),
+    ("spaces_between_special_tokens", None),
+    ("truncate_prompt_tokens", 0),
+    ("truncate_prompt_tokens", -2),
+    ("extra_args", [1]),
+    ("extra_args", {1: 2}),
     ("stop", [""]),
     ("stop", [1]),
     ("stop", 5),
@@ -127,3 +163,41 @@ def test_a_list_that_is_too_long_is_refused_without_a_look_at_its_entries(name: 
 
     with pytest.raises(RequestError, match="at most"):
         SamplingParams(**{name: Sealed([object()] * 2000)})
+
+
+def test_logit_bias_takes_the_keys_that_json_has() -> None:
+    assert SamplingParams(logit_bias={"7": 1, 8: -1.0}).logit_bias == {7: 1, 8: -1.0}
+
+
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(RequestError, match="detokenize") as caught:
+        SamplingParams(stop=["x"], detokenize=False)
+    assert caught.value.param == "stop"
+
+
+def test_chosen_ids_take_the_place_of_the_most_likely_ones() -> None:
+    with pytest.raises(RequestError, match="logprobs") as caught:
+        SamplingParams(logprobs=2, logprob_token_ids=[1])
+    assert caught.value.param == "logprob_token_ids"
+
+
+def test_a_clone_shares_nothing() -> None:
+    params = SamplingParams(
+        logit_bias={1: 1.0}, allowed_token_ids=[1, 2], bad_words_token_ids=[[1]], extra_args={"a": 1}
+    )
+    copy = params.clone()
+    assert copy == params
+    copy.logit_bias[2] = 1.0
+    assert copy.allowed_token_ids is not None
+    copy.allowed_token_ids.append(3)
+    copy.extra_args["b"] = 2
+    assert copy != params
+    assert params.logit_bias == {1: 1.0}
+
+
+def test_everything_survives_msgpack() -> None:
+    params = SamplingParams(
+        n=2, min_p=0.5, logit_bias={3: -100.0}, allowed_token_ids=[1], bad_words=["a"], prompt_logprobs=-1, stop=["b"],
+        extra_args={"deep": {"x": [1, None]}},
+    )  # fmt: skip
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
