@@ -11,6 +11,7 @@ from octavo.checkpoints.gguf_file import read_gguf_file
 from octavo.checkpoints.gguf_llama import LlamaTensor, llama_config, llama_tensors
 from octavo.checkpoints.hf_config import normal_config, stated_dtype, token_ids
 from octavo.checkpoints.hf_folder import read_config, read_generation_config, read_tokenizer_eos_id, read_weight_files
+from octavo.checkpoints.json_file import overridden
 from octavo.checkpoints.tensor_entry import TensorEntry
 from octavo.checkpoints.tensor_types import READABLE_TYPES
 from octavo.errors import CheckpointError, UnsupportedError
@@ -46,23 +47,24 @@ class Checkpoint:
     files: list[Path]
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Opens a folder in Hugging Face form or a GGUF file.
+def open_checkpoint(path: Path, hf_overrides: dict[str, Any] | None = None) -> Checkpoint:
+    """Opens a folder in Hugging Face form or a GGUF file, whose configuration is taken with ``hf_overrides`` merged in.
 
     Raises:
+        ConfigError: overrides that are not plain JSON.
         CheckpointError: a missing, truncated or malformed file.
         UnsupportedError: a format, architecture, type or quantization that octavo does not have.
     """
     if path.is_dir():
-        return _open_hf_folder(path)
+        return _open_hf_folder(path, hf_overrides or {})
     if path.is_file():
-        return _open_gguf(path)
+        return _open_gguf(path, hf_overrides or {})
     raise CheckpointError("no such file or folder", file=str(path))
 
 
-def _open_hf_folder(folder: Path) -> Checkpoint:
+def _open_hf_folder(folder: Path, overrides: dict[str, Any]) -> Checkpoint:
     config_file = folder / "config.json"
-    raw = read_config(folder)
+    raw = overridden(read_config(folder), overrides, config_file)
     architecture, config = normal_config(raw, config_file)
     stated = stated_dtype(raw, config_file)
     files = read_weight_files(folder)
@@ -86,7 +88,7 @@ def _open_hf_folder(folder: Path) -> Checkpoint:
     )
 
 
-def _open_gguf(path: Path) -> Checkpoint:
+def _open_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
     gguf = read_gguf_file(path)
     config = llama_config(gguf)
     for entry in gguf.tensors:
@@ -102,6 +104,8 @@ def _open_gguf(path: Path) -> Checkpoint:
     bos = token_ids(gguf.metadata.get(bos_key), vocab_size, path, bos_key)
     config["bos_token_id"] = bos[0] if bos else None
     config["eos_token_id"] = eos[0] if len(eos) == 1 else eos or None
+    config = overridden(config, overrides, path)
+    eos = token_ids(config.get("eos_token_id"), vocab_size, path, "eos_token_id")
     architecture, config = normal_config(config, path)
     tensors = [_placed(tensor, path) for tensor in llama_tensors(gguf, config)]
     return Checkpoint(

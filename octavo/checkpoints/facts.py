@@ -1,6 +1,7 @@
 """What configuration is resolved from: the facts of a checkpoint, read without torch and without its weights."""
 
 from pathlib import Path
+from typing import Any
 
 from octavo.checkpoints.checkpoint import open_checkpoint
 from octavo.checkpoints.fingerprint import fingerprint
@@ -9,14 +10,15 @@ from octavo.types import ModelFacts
 __all__ = ["read_model_facts"]
 
 
-def read_model_facts(path: Path) -> ModelFacts:
-    """Facts of a folder in Hugging Face form or a GGUF file, as `resolve_model` gives it.
+def read_model_facts(path: Path, hf_overrides: dict[str, Any] | None = None) -> ModelFacts:
+    """Facts of a folder in Hugging Face form or a GGUF file, as `resolve_model` gives it; ``hf_overrides`` are merged
+    into its configuration before that is checked.
 
     Raises:
         CheckpointError: a missing, truncated or malformed file.
         UnsupportedError: a format, architecture, type or quantization that octavo does not have.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, hf_overrides)
     return ModelFacts(
         path=str(path),
         format=checkpoint.format,

@@ -6,9 +6,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo.checkpoints.tensor_entry import open_error, shown
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, ConfigError
+from octavo.logging import init_logger
 
-__all__ = ["REQUIRED", "Fields", "read_json", "read_json_object"]
+__all__ = ["REQUIRED", "Fields", "overridden", "read_json", "read_json_object"]
+
+logger = init_logger(__name__)
 
 _MAX_BYTES = 1 << 24
 _MAX_DEPTH = 32
@@ -56,6 +59,31 @@ def _check_plain(value: Any, path: Path, depth: int) -> None:
             _check_plain(item, path, depth + 1)
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise CheckpointError(f"a whole number beyond 64 bits: {shown(value)}", file=str(path))
+
+
+def overridden(config: dict[str, Any], overrides: dict[str, Any], file: Path) -> dict[str, Any]:
+    """``config`` of ``file`` as ``--hf-overrides`` wants it: a value takes the old one's place; of a sub-configuration
+    (``text_config``, …) those values that are named do. Says which names the file does not have.
+
+    Raises:
+        ConfigError: an override that is not plain JSON.
+    """
+    if not overrides:
+        return config
+    try:
+        plain = msgspec.json.decode(msgspec.json.encode(overrides), type=dict[str, Any])
+        _check_plain(plain, Path("--hf-overrides"), 0)
+    except (msgspec.MsgspecError, CheckpointError, TypeError, RecursionError) as error:
+        raise ConfigError(f"--hf-overrides must be plain JSON: {shown(str(error), 160)}") from error
+    unknown = [name for name in plain if name not in config]
+    if unknown:
+        logger.warning("--hf-overrides: %s does not have %s; taken as stated", file, ", ".join(map(shown, unknown)))
+    found = dict(config)
+    for name, value in plain.items():
+        old = config.get(name)
+        nested = name.endswith("_config") and isinstance(old, dict) and isinstance(value, dict)
+        found[name] = {**old, **value} if nested else value  # type: ignore[dict-item]
+    return found
 
 
 class Fields:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +39,8 @@ class CheckpointTensor:
         return to_float32(self.type, self.data).reshape(self.shape)
 
 
-def iterate_tensors(path: Path) -> Iterator[CheckpointTensor]:
-    """All tensors that a model loads, in the order of the files' bytes.
+def iterate_tensors(path: Path, hf_overrides: dict[str, Any] | None = None) -> Iterator[CheckpointTensor]:
+    """All tensors that a model loads, in the order of the files' bytes; ``hf_overrides`` as in `read_model_facts`.
 
     Raises:
         CheckpointError: a missing, truncated or malformed file, before the first tensor is given out.
@@ -47,10 +48,14 @@ def iterate_tensors(path: Path) -> Iterator[CheckpointTensor]:
     """
     opened: Path | None = None
     data = np.empty(0, np.uint8)
-    for tensor in sorted(open_checkpoint(path).tensors, key=lambda tensor: (str(tensor.file), tensor.entry.offset)):
+    for tensor in sorted(open_checkpoint(path, hf_overrides).tensors, key=_place):
         if tensor.file != opened:
             opened, data = tensor.file, map_file(tensor.file)
         yield _read(tensor, data)
+
+
+def _place(tensor: PlacedTensor) -> tuple[str, int]:
+    return str(tensor.file), tensor.entry.offset
 
 
 def _read(tensor: PlacedTensor, data: npt.NDArray[np.uint8]) -> CheckpointTensor:

@@ -2,6 +2,7 @@
 
 from octavo.config.cache import CacheConfig
 from octavo.config.engine_args import EngineArgs
+from octavo.config.load import LoadConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.octavo_config import OctavoConfig
@@ -12,6 +13,7 @@ from octavo.config.scheduler import SchedulerConfig
 __all__ = [
     "CacheConfig",
     "EngineArgs",
+    "LoadConfig",
     "ModelConfig",
     "ObservabilityConfig",
     "OctavoConfig",

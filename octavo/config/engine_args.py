@@ -3,11 +3,14 @@
 import argparse
 import dataclasses
 import difflib
+import json
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from octavo.config.cache import CacheConfig
+from octavo.config.load import LoadConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
@@ -18,30 +21,120 @@ __all__ = ["EngineArgs"]
 
 _GROUPS: dict[str, type] = {
     "model": ModelConfig,
+    "load": LoadConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "parallel": ParallelConfig,
     "observability": ObservabilityConfig,
 }
+_EXPECTED = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a name or a list of names",
+    dict: "a JSON object",
+}
+_METAVARS = {int: "N", float: "X", str: "TEXT", list: "NAME", dict: "JSON"}
 
 
-def _options() -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
-    """Keyword → (group, field, type). A keyword is the flag's name with underscores."""
+class _Option:
+    """A field of a config dataclass, as something that can be stated.
+
+    Attributes:
+        keyword: the flag's name with underscores.
+        group: name of the config that it belongs to.
+        kind: int, float, bool, str, list (of strings) or dict.
+    """
+
+    def __init__(self, group: str, item: "dataclasses.Field[Any]", hint: Any) -> None:
+        self.group = group
+        self.item = item
+        self.keyword = (item.metadata["flag"] or item.name).replace("-", "_")
+        if isinstance(hint, types.UnionType):  # int | None
+            hint = next(part for part in typing.get_args(hint) if part is not type(None))
+        self.kind: type = typing.get_origin(hint) or hint
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.keyword.replace("_", "-")
+
+    def checked(self, value: Any) -> Any:
+        """The value, if this option can have it.
+
+        Raises:
+            ConfigError
+        """
+        kind = self.kind
+        if kind is list and isinstance(value, str | tuple):
+            value = [value] if isinstance(value, str) else list(value)
+        elif kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        if kind is list:
+            right = right and bool(value) and all(isinstance(entry, str) and entry for entry in value)
+        if kind is str:
+            right = right and value != ""
+        if not right:
+            raise ConfigError(f"{self.flag} must be {_EXPECTED[kind]}, got {value!r:.200}")
+        refusal = (self.item.metadata["refused"] or {}).get(value) if kind is str else None
+        if refusal:
+            raise ConfigError(f"{self.flag} {value}: {refusal}")
+        choices = self.item.metadata["choices"]
+        if choices and value not in choices:
+            raise ConfigError(f"{self.flag} must be one of {', '.join(choices)}; got {value!r:.200}")
+        return value
+
+    def add_to(self, group: "argparse._ArgumentGroup") -> None:
+        """The flag."""
+        metadata = self.item.metadata
+        default = "" if self.item.default in (None, dataclasses.MISSING) else f" (default: {self.item.default})"
+        settings: dict[str, Any] = {"default": None, "help": metadata["help"] + default, "dest": self.keyword}
+        if self.kind is bool:
+            settings["action"] = argparse.BooleanOptionalAction
+        else:
+            choices = metadata["choices"]
+            settings["metavar"] = metadata["metavar"] or (
+                "{" + ",".join(choices) + "}" if choices else _METAVARS[self.kind]
+            )
+            settings["type"] = self._parser()
+            if self.kind is list:
+                settings["nargs"] = "+"
+        names = [name for name in (metadata["short"], self.flag) if name]
+        group.add_argument(*names, **settings)
+
+    def _parser(self) -> Callable[[str], Any]:
+        """From a word of the command line to the value; argparse names the flag in front of what is raised."""
+
+        def parse(text: str) -> Any:
+            try:
+                if self.kind is list:
+                    return text if text else self.checked([text])
+                return self.checked(_read_word(text, self.kind))
+            except ConfigError as error:
+                raise argparse.ArgumentTypeError(str(error).removeprefix(self.flag).lstrip(" :")) from error
+
+        return parse
+
+
+def _read_word(text: str, kind: type) -> Any:
+    """What the word says, as ``kind``; the word itself where it says no such thing."""
+    try:
+        return json.loads(text) if kind is dict else kind(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _options() -> dict[str, _Option]:
+    """Keyword → option."""
     found = {}
     for group, config in _GROUPS.items():
         hints = typing.get_type_hints(config)
         for item in dataclasses.fields(config):
             if "help" in item.metadata:
-                flag = item.metadata["flag"] or item.name
-                found[flag.replace("-", "_")] = (group, item, hints[item.name])
+                option = _Option(group, item, hints[item.name])
+                found[option.keyword] = option
     return found
-
-
-def _base_type(hint: Any) -> Any:
-    """``int | None`` → int."""
-    if isinstance(hint, types.UnionType):
-        return next(part for part in typing.get_args(hint) if part is not type(None))
-    return hint
 
 
 class EngineArgs:
@@ -59,47 +152,19 @@ class EngineArgs:
                 close = difflib.get_close_matches(keyword, known, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
                 raise ConfigError(f"unknown option {keyword!r}{hint}")
-            if value is None:
-                continue
-            group, item, hint_type = known[keyword]
-            self.stated[group][item.name] = _checked(keyword, value, _base_type(hint_type), item.metadata["choices"])
+            if value is not None:
+                option = known[keyword]
+                self.stated[option.group][option.item.name] = option.checked(value)
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
         """Adds a flag for every option but the model, which is a positional argument of its command."""
         groups = {name: parser.add_argument_group(f"{name} options") for name in _GROUPS}
-        for keyword, (group, item, hint) in _options().items():
-            if keyword == "model":
-                continue
-            base = _base_type(hint)
-            default = "" if item.default is None else f" (default: {item.default})"
-            settings: dict[str, Any] = {"default": None, "help": item.metadata["help"] + default, "dest": keyword}
-            if base is bool:
-                settings["action"] = argparse.BooleanOptionalAction
-            elif typing.get_origin(base) is list:
-                settings.update(nargs="+", metavar="NAME")
-            else:
-                settings.update(type=base, choices=item.metadata["choices"])
-                if settings["choices"] is None:
-                    settings["metavar"] = {int: "N", float: "X", str: "TEXT"}[base]
-            groups[group].add_argument("--" + keyword.replace("_", "-"), **settings)
+        for keyword, option in _options().items():
+            if keyword != "model":
+                option.add_to(groups[option.group])
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
         """The stated options among the parsed arguments."""
         return cls(**{keyword: getattr(args, keyword) for keyword in _options() if hasattr(args, keyword)})
-
-
-def _checked(keyword: str, value: Any, kind: Any, choices: tuple[str, ...] | None) -> Any:
-    if typing.get_origin(kind) is list:
-        value = [value] if isinstance(value, str) else list(value)
-        if not value or not all(isinstance(entry, str) and entry for entry in value):
-            raise ConfigError(f"{keyword} must be a name or a list of names, got {value!r}")
-        return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise ConfigError(f"{keyword} must be {kind.__name__}, got {value!r}")
-    if choices and value not in choices:
-        raise ConfigError(f"{keyword} must be one of {', '.join(choices)}; got {value!r}")
-    return value

@@ -7,11 +7,21 @@ from octavo.config.options import option
 
 __all__ = ["ModelConfig"]
 
+_WEIGHTS = "octavo reads unquantized safetensors and GGUF so far; take a GGUF file of the model"
+_QUANTIZATIONS = (
+    *("auto-round", "auto_awq", "auto_gptq", "awq", "awq_marlin", "bitblas", "bitsandbytes", "compressed-tensors"),
+    *("cpu_awq", "deepspeedfp", "experts_int8", "fbgemm_fp8", "fp8", "fp8_per_block", "fp8_per_tensor", "fp_quant"),
+    *("gptq", "gptq_bitblas", "gptq_marlin", "gptq_marlin_24", "hqq", "inc", "int8", "int8_per_channel", "ipex"),
+    *("marlin", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "moe_wna16", "mxfp4", "mxfp8", "nvfp4"),
+    *("petit_nvfp4", "ptpc_fp8", "quark", "rtn", "torchao", "tpu_int8"),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Attributes beside the flags: ``path``, ``architecture``, ``hf_config``, … from ModelFacts.
 
+    ``hf_config`` is config.json with ``hf_overrides`` merged in, checked.
     ``tokenizer_path``: what the tokenizer is loaded from; ``path`` unless ``--tokenizer`` was stated.
     ``default_sampling_params``: values that SamplingParams fields have where a request states none: those of
     temperature, top_p, top_k, min_p, repetition_penalty and max_tokens that the model's generation_config.json or
@@ -19,16 +29,39 @@ class ModelConfig:
     """
 
     model: str = option("alias, local folder, .gguf file or hub name")
+    tokenizer: str | None = option(
+        "tokenizer to use: folder, .gguf file, alias or hub name (default: MODEL's own)", metavar="TOKENIZER"
+    )
+    revision: str | None = option("branch, tag or commit of MODEL on the hub (default: its main branch)")
+    tokenizer_revision: str | None = option("the same for --tokenizer", metavar="REVISION")
     dtype: str = option(
         "data type of weights and activations; auto: the checkpoint's, where this machine computes in it",
         default="auto",
         choices=("auto", "bfloat16", "float32", "float16"),
+        refused={"half": "say float16", "float": "say float32"},
+    )
+    quantization: str = option(
+        "how the checkpoint's weights are quantized; it must be so. auto: as MODEL says",
+        default="auto",
+        short="-q",
+        choices=("auto", "none", "gguf"),
+        refused=dict.fromkeys(_QUANTIZATIONS, f"not there yet: {_WEIGHTS}"),
     )
     max_model_len: int = option("longest prompt plus output, tokens (default: what model and memory allow)")
     served_model_name: list[str] = option("names that the API answers to (default: MODEL as given)")
     seed: int = option("seed that requests without one derive theirs from (default: drawn at start-up)")
+    hf_overrides: dict[str, Any] = option("merged into config.json before it is checked", default={})
+    generation_config: str = option(
+        "sampling defaults: auto: the model's generation_config.json; vllm: none but the API's; or a folder with such "
+        "a file",
+        default="auto",
+        metavar="{auto,vllm,FOLDER}",
+    )
+    override_generation_config: dict[str, Any] = option(
+        "sampling defaults that go before the model's, as {\"temperature\": 0.5}; null: the API's default", default={}
+    )
     max_logprobs: int = option("most logprobs that a request may ask for; -1: the whole vocabulary", default=20)
-    logits_processors: list[str] = option("custom logits processors, as module:Class")
+    logits_processors: list[str] = option("custom logits processors, as module:Class", metavar="MODULE:CLASS")
 
     path: str = ""
     tokenizer_path: str = ""

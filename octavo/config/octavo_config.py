@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from octavo.config.cache import CacheConfig
+from octavo.config.load import LoadConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
@@ -23,4 +24,5 @@ class OctavoConfig:
     scheduler: SchedulerConfig
     parallel: ParallelConfig
     observability: ObservabilityConfig
+    load: LoadConfig = field(default_factory=LoadConfig)
     reasons: dict[str, str] = field(default_factory=dict)

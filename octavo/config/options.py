@@ -1,18 +1,34 @@
 """A config field that is also a command line flag: one declaration for both."""
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
 __all__ = ["option"]
 
 
-def option(help: str, *, default: Any = None, flag: str | None = None, choices: tuple[str, ...] | None = None) -> Any:
+def option(
+    help: str,
+    *,
+    default: Any = None,
+    flag: str | None = None,
+    short: str | None = None,
+    choices: tuple[str, ...] | None = None,
+    refused: Mapping[str, str] | None = None,
+    metavar: str | None = None,
+) -> Any:
     """A dataclass field whose metadata the command line is made from.
 
     Args:
         help: one line for ``--help``.
         default: value of the final config where nothing was stated; None where resolve.py chooses one.
         flag: flag name without dashes, where it is not the field's name.
+        short: another name of the flag, with its dash.
         choices: the values that are allowed.
+        refused: values that people know from elsewhere → why octavo does not have them.
+        metavar: what stands for the value in ``--help``.
     """
-    return field(default=default, metadata={"help": help, "flag": flag, "choices": choices})
+    stated = {"help": help, "flag": flag, "short": short, "choices": choices, "refused": refused, "metavar": metavar}
+    if default == {}:
+        return field(default_factory=dict, metadata=stated)
+    return field(default=default, metadata=stated)

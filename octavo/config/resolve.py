@@ -9,10 +9,12 @@ from typing import Any
 
 from octavo.config.cache import CacheConfig
 from octavo.config.engine_args import EngineArgs
+from octavo.config.load import LoadConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.octavo_config import OctavoConfig
 from octavo.config.parallel import ParallelConfig
+from octavo.config.sampling_defaults import sampling_defaults
 from octavo.config.scheduler import SchedulerConfig
 from octavo.errors import ConfigError
 from octavo.types import ModelFacts, PlatformFacts
@@ -50,7 +52,9 @@ class _Choices:
             elif item.name in chosen:
                 values[item.name], reason = chosen[item.name]
             else:
-                values[item.name], reason = item.default, "default"
+                made = item.default_factory is not dataclasses.MISSING
+                values[item.name] = item.default_factory() if made else item.default  # type: ignore[operator]
+                reason = "default"
             self.reasons[item.name] = reason
             _check_limits(item.metadata["flag"] or item.name, item.name, values[item.name])
         return values
@@ -62,14 +66,22 @@ def _check_limits(flag: str, name: str, value: Any) -> None:
         raise ConfigError(f"--{flag.replace('_', '-')} must be between {low} and {high}, got {value}")
 
 
-def resolve_config(args: EngineArgs, model: ModelFacts, platform: PlatformFacts) -> OctavoConfig:
+def resolve_config(
+    args: EngineArgs, model: ModelFacts, platform: PlatformFacts, tokenizer_path: str | None = None
+) -> OctavoConfig:
     """The final configuration.
+
+    Args:
+        model: read with the stated ``--hf-overrides``; its ``generation_config`` is what ``--generation-config`` says.
+        tokenizer_path: of a stated ``--tokenizer``; None: the model's own.
 
     Raises:
         ConfigError: a stated value that this model or this machine cannot have.
     """
     choices = _Choices(args.stated)
-    model_config = _model(choices, model, platform)
+    model_config = _model(choices, model, platform, tokenizer_path)
+    load = LoadConfig(**choices.group("load", LoadConfig, {}))
+    _check_format(model_config.quantization, load.load_format, model)
     scheduler = _scheduler(choices, model_config, platform)
     cache = CacheConfig(
         **choices.group(
@@ -89,11 +101,12 @@ def resolve_config(args: EngineArgs, model: ModelFacts, platform: PlatformFacts)
         scheduler=scheduler,
         parallel=ParallelConfig(**choices.group("parallel", ParallelConfig, {})),
         observability=ObservabilityConfig(**choices.group("observability", ObservabilityConfig, {})),
+        load=load,
         reasons=choices.reasons,
     )
 
 
-def _model(choices: _Choices, facts: ModelFacts, platform: PlatformFacts) -> ModelConfig:
+def _model(choices: _Choices, facts: ModelFacts, platform: PlatformFacts, tokenizer_path: str | None) -> ModelConfig:
     stated = choices.stated["model"]
     derived: dict[str, tuple[Any, str]] = {
         "max_model_len": (facts.max_position_embeddings, "the model's longest sequence"),
@@ -107,17 +120,39 @@ def _model(choices: _Choices, facts: ModelFacts, platform: PlatformFacts) -> Mod
             f"--max-model-len {values['max_model_len']} is more than the {facts.max_position_embeddings} tokens that "
             f"the model was made for; lower it to at most {facts.max_position_embeddings}"
         )
+    defaults, source = sampling_defaults(
+        facts.generation_config, _generation_source(values["generation_config"]), values["override_generation_config"]
+    )
+    if source is not None:
+        choices.reasons["default_sampling_params"] = source
     return ModelConfig(
         **values,
         path=facts.path,
-        tokenizer_path=facts.path,
+        tokenizer_path=tokenizer_path or facts.path,
         architecture=facts.architecture,
         hf_config=facts.hf_config,
         vocab_size=facts.vocab_size,
         eos_token_ids=tuple(facts.eos_token_ids),
         fingerprint=facts.fingerprint,
         max_model_len_stated="max_model_len" in stated,
+        default_sampling_params=defaults,
     )
+
+
+def _generation_source(stated: str) -> str:
+    """What to call the file that sampling defaults come from."""
+    return "generation_config.json" if stated in ("auto", "vllm") else f"{stated}/generation_config.json"
+
+
+def _check_format(quantization: str, load_format: str, facts: ModelFacts) -> None:
+    """What was stated of the weights must be so: nothing is converted, and a mistake in MODEL should show."""
+    is_gguf = facts.format == "gguf"
+    is_so = f"{facts.path} is {'a GGUF file' if is_gguf else 'unquantized safetensors'}"
+    if load_format not in ("auto", facts.format):
+        raise ConfigError(f"--load-format {load_format}: {is_so}; leave the flag out, or say {facts.format}")
+    if (quantization == "gguf" and not is_gguf) or (quantization == "none" and is_gguf):
+        right = "gguf" if is_gguf else "none"
+        raise ConfigError(f"--quantization {quantization}: {is_so}; leave the flag out, or say {right}")
 
 
 def _dtype(asked: str, facts: ModelFacts, platform: PlatformFacts) -> tuple[str, str]:

@@ -78,7 +78,7 @@ def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> 
     with warnings.catch_warnings():
         # Mapped files are read-only, and torch says so of every tensor made from one; nobody writes to them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        for size in _in_threads(_load_tensor, _wanted(config.path, assignments, model)):
+        for size in _in_threads(_load_tensor, _wanted(config, assignments, model)):
             done += size
             progress("loading weights", done / total)
     for name, (parameter, shard_id) in assignments.items():
@@ -100,9 +100,9 @@ def _assignments(model: nn.Module) -> Assignments:
     return found
 
 
-def _wanted(path: str, assignments: Assignments, model: nn.Module) -> Iterator[Job]:
+def _wanted(config: ModelConfig, assignments: Assignments, model: nn.Module) -> Iterator[Job]:
     """The checkpoint's tensors with where they go; one that goes nowhere is an error, unless it is known why."""
-    for tensor in iterate_tensors(Path(path)):
+    for tensor in iterate_tensors(Path(config.path), config.hf_overrides):
         if tensor.name in assignments:
             yield tensor, *assignments[tensor.name]
         elif tensor.name == _HEAD:

@@ -85,7 +85,7 @@ def test_help_loads_neither_torch_nor_an_http_library() -> None:
         (["serve", "--shutdown-timeout", "nan"], "0 or more, got 'nan'"),
         (["serve", "--max-body-bytes", "0"], "--max-body-bytes: must be a whole number of at least 1, got '0'"),
         (["serve", "--reasoning-parser", "thonk"], "invalid choice: 'thonk' (choose from 'auto', 'none', 'think'"),
-        (["serve", "--dtype", "int3"], "--dtype: invalid choice: 'int3'"),
+        (["serve", "--dtype", "int3"], "--dtype: must be one of auto, bfloat16"),
         (["serve", "--max-model-len", "long"], "--max-model-len"),
     ],
 )

@@ -54,7 +54,7 @@ def test_unstated_values_come_from_model_and_platform_with_a_reason() -> None:
 
 def test_every_flag_field_has_a_value_and_a_reason() -> None:
     config = resolve()
-    for group in (config.model, config.cache, config.scheduler, config.parallel, config.observability):
+    for group in (config.model, config.cache, config.scheduler, config.parallel, config.observability, config.load):
         for item in dataclasses.fields(group):
             if "help" in item.metadata:
                 assert item.name in config.reasons
@@ -91,16 +91,16 @@ def test_a_stated_dtype_that_is_not_computed_here_is_refused() -> None:
         ({"max_model_len": 0}, "--max-model-len"),
         ({"max_model_len": 1}, "--max-model-len must be between 2"),
         ({"max_model_len": 5000}, "--max-model-len 5000 .* 4096"),
-        ({"max_model_len": "12"}, "max_model_len must be int"),
-        ({"max_model_len": True}, "max_model_len must be int"),
+        ({"max_model_len": "12"}, "--max-model-len must be a whole number"),
+        ({"max_model_len": True}, "--max-model-len must be a whole number"),
         ({"block_size": 0}, "--block-size"),
         ({"gpu_memory_utilization": 0.0}, "--gpu-memory-utilization"),
         ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "--max-num-batched-tokens 32 .* --max-num-seqs 64"),
-        ({"scheduling_policy": "lifo"}, "scheduling_policy must be one of fcfs, priority"),
-        ({"dtype": "int3"}, "dtype must be one of"),
+        ({"scheduling_policy": "lifo"}, "--scheduling-policy must be one of fcfs, priority"),
+        ({"dtype": "int3"}, "--dtype must be one of"),
         ({"max_modle_len": 5}, "did you mean 'max_model_len'"),
-        ({"served_model_name": []}, "served_model_name"),
+        ({"served_model_name": []}, "--served-model-name must be a name or a list of names"),
     ],
 )
 def test_a_wrong_option_is_named(stated: dict[str, Any], names: str) -> None:
@@ -119,6 +119,7 @@ def test_the_command_line_has_a_flag_for_every_option_and_states_only_what_was_g
     nothing = EngineArgs.from_cli_args(parser.parse_args(["m"]))
     assert nothing.stated == {
         "model": {"model": "m"},
+        "load": {},
         "cache": {},
         "scheduler": {},
         "parallel": {},
