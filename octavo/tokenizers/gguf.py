@@ -30,6 +30,12 @@ _NAMED_TOKENS = {
     "pad_token": "padding_token_id",
     "mask_token": "mask_token_id",
 }
+# Each entry's name, then the one that older files have.
+_FILL_IN_MIDDLE = (
+    ("fim_pre_token_id", "prefix_token_id"),
+    ("fim_suf_token_id", "suffix_token_id"),
+    ("fim_mid_token_id", "middle_token_id"),
+)
 _SPACE = "▁"
 # Some ten times the longest there is. Finding a token's merges takes the square of its length.
 _MAX_TOKEN_LENGTH = 4096
@@ -155,8 +161,18 @@ def build_from_gguf(metadata: dict[str, Any], file: str) -> Tokenizer:
     if chat_template is not None and not isinstance(chat_template, str):
         raise CheckpointError(f"tokenizer.chat_template must be text, found {type(chat_template).__name__}", file=file)
     return Tokenizer(
-        backend, named_tokens=named_tokens, special_tokens=special_tokens, chat_template=chat_template, file=file
+        backend,
+        named_tokens=named_tokens,
+        special_tokens=special_tokens,
+        chat_template=chat_template,
+        file=file,
+        fill_in_middle=_fill_in_middle(read),
     )
+
+
+def _fill_in_middle(read: _Metadata) -> tuple[str, str, str | None] | None:
+    prefix, suffix, middle = (read.token(new) or read.token(old) for new, old in _FILL_IN_MIDDLE)
+    return None if prefix is None or suffix is None else (prefix, suffix, middle)
 
 
 def _build_byte_level(read: _Metadata, named_tokens: dict[str, str]) -> tuple[tokenizers.Tokenizer, bool]:

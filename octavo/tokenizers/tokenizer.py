@@ -10,7 +10,8 @@ from functools import cached_property
 
 import tokenizers
 
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, UnsupportedError
+from octavo.tokenizers.fill_in_middle import FillInMiddle, find_fill_in_middle
 from octavo.tokenizers.protected import ProtectedEncoder
 from octavo.tokenizers.token_table import TokenTable
 
@@ -31,11 +32,13 @@ class Tokenizer:
         special_tokens: text of every special token.
         chat_template: Jinja source, where the checkpoint has one.
         file: where it came from, for messages.
+        fill_in_middle: prefix, suffix and middle token, where the checkpoint says which they are.
 
     Attributes:
         named_tokens, special_tokens, chat_template, file: as given.
         vocab_size: largest id + 1. The model's logits may be wider.
         token_table: what each id adds to text.
+        fill_in_middle: the tokens that ask for the text between two others; None: the vocabulary has none.
 
     Raises:
         CheckpointError: there are no tokens, or ids beyond every vocabulary.
@@ -50,6 +53,7 @@ class Tokenizer:
         special_tokens: frozenset[str],
         chat_template: str | None,
         file: str,
+        fill_in_middle: tuple[str, str, str | None] | None = None,
     ) -> None:
         # A prompt is never cut and never padded, whatever the file was saved with.
         backend.no_truncation()
@@ -64,6 +68,7 @@ class Tokenizer:
             message = f"token ids must be 0 to {_MAX_VOCAB_SIZE - 1} at most, the largest is {self.vocab_size - 1}"
             raise CheckpointError(message, file=file)
         self.token_table = TokenTable(backend, special_tokens)
+        self.fill_in_middle: FillInMiddle | None = find_fill_in_middle(backend.token_to_id, fill_in_middle)
         self._protected: ProtectedEncoder | None = None
         self._protected_lock = threading.Lock()
 
@@ -95,6 +100,20 @@ class Tokenizer:
         # Alone among the library's ways to encode, the batched one lets other threads run; "fast" leaves out offsets.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
+
+    def encode_fill_in_middle(self, prefix: str, suffix: str) -> list[int]:
+        """Token ids of the prompt for what stands between two texts; begun as any text is.
+
+        Raises:
+            UnsupportedError: the vocabulary has no tokens for it.
+        """
+        if self.fill_in_middle is None:
+            raise UnsupportedError(f"{self.file}: the vocabulary has no tokens for filling in the middle of a text")
+        parts = [self.encode(text, add_special_tokens=False) for text in (prefix, suffix)]
+        begin = self.encode("")[:1]
+        if begin == [self.eos_token_id] and self.eos_token != self.bos_token:
+            begin = []  # it is put after a text
+        return [*begin, *self.fill_in_middle.arrange(*parts)]
 
     def encode_rendered(self, text: str, written: Sequence[tuple[int, int]] | None = None) -> list[int]:
         """Token ids of a text that a chat template rendered; nothing is put around it.
@@ -139,6 +158,10 @@ class Tokenizer:
         if piece is None:
             return ""
         return piece.raw.decode("utf-8", "replace") if piece.text is None else piece.text
+
+    def token_string(self, token_id: int) -> str:
+        """The token as the vocabulary spells it, which is no text; "" for an id without a token."""
+        return self._backend.id_to_token(token_id) or ""
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str] | None:
