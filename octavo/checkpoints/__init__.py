@@ -7,7 +7,9 @@ architecture, which comes out under the Hugging Face names. No code from a check
 from octavo.checkpoints.aliases import ALIASES, DEFAULT_MODEL, Alias
 from octavo.checkpoints.facts import read_model_facts
 from octavo.checkpoints.gguf_file import read_gguf_metadata
-from octavo.checkpoints.resolve import pull, resolve_model
+from octavo.checkpoints.hf_folder import read_generation_config
+from octavo.checkpoints.hub import FetchOptions
+from octavo.checkpoints.resolve import pull, resolve_model, resolve_tokenizer
 from octavo.checkpoints.tensors import CheckpointTensor, iterate_tensors
 
 __all__ = [
@@ -15,9 +17,12 @@ __all__ = [
     "DEFAULT_MODEL",
     "Alias",
     "CheckpointTensor",
+    "FetchOptions",
     "iterate_tensors",
     "pull",
+    "read_generation_config",
     "read_gguf_metadata",
     "read_model_facts",
     "resolve_model",
+    "resolve_tokenizer",
 ]

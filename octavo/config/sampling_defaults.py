@@ -5,10 +5,10 @@ from typing import Any
 from octavo.errors import ConfigError, RequestError
 from octavo.types import SamplingParams
 
-__all__ = ["sampling_defaults"]
+__all__ = ["SAMPLING_DEFAULTS", "sampling_defaults"]
 
-# Hugging Face's name → SamplingParams' name.
-_NAMES = {
+# Name in generation_config.json → in SamplingParams.
+SAMPLING_DEFAULTS = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -34,10 +34,12 @@ def sampling_defaults(
     Raises:
         ConfigError: a value that no request could have, or an override of something that is no sampling default.
     """
-    unknown = [name for name in override if name not in _NAMES]
+    unknown = [name for name in override if name not in SAMPLING_DEFAULTS]
     if unknown:
-        raise ConfigError(f"{_FLAG}: {unknown[0]!r:.80} is no sampling default; known: {', '.join(_NAMES)}")
-    from_model = {name: value for name, value in recommended.items() if name in _NAMES and name not in override}
+        raise ConfigError(f"{_FLAG}: {unknown[0]!r:.80} is no sampling default; known: {', '.join(SAMPLING_DEFAULTS)}")
+    from_model = {
+        name: value for name, value in recommended.items() if name in SAMPLING_DEFAULTS and name not in override
+    }
     found = _checked(from_model, source) | _checked(override, _FLAG)
     sources = [name for name, values in ((source, from_model), (_FLAG, override)) if any(_stated(values))]
     return found, " and ".join(sources) or None
@@ -50,7 +52,7 @@ def _stated(values: dict[str, Any]) -> list[str]:
 def _checked(values: dict[str, Any], source: str) -> dict[str, Any]:
     found = {}
     for name in _stated(values):
-        field, value = _NAMES[name], values[name]
+        field, value = SAMPLING_DEFAULTS[name], values[name]
         try:
             found[field] = getattr(SamplingParams(**{field: value}), field)
         except RequestError as error:

@@ -3,9 +3,21 @@
 import copy
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from octavo.checkpoints import DEFAULT_MODEL, read_model_facts, resolve_model
-from octavo.config import EngineArgs, OctavoConfig, resolve_config
+import msgspec
+
+from octavo.checkpoints import (
+    DEFAULT_MODEL,
+    FetchOptions,
+    read_generation_config,
+    read_model_facts,
+    resolve_model,
+    resolve_tokenizer,
+)
+from octavo.config import SAMPLING_DEFAULTS, EngineArgs, OctavoConfig, resolve_config
+from octavo.errors import ConfigError
 from octavo.logging import init_logger
 from octavo.platforms import current_platform
 from octavo.types import ModelFacts
@@ -14,11 +26,13 @@ __all__ = ["build_config"]
 
 logger = init_logger(__name__)
 
-# Of generation_config.json; what a client does not state there has the API's default.
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+Progress = Callable[[str, float], None]
+
+# Of generation_config.json: names that are no sampling defaults and have nothing to do with what is generated.
+_NOT_ABOUT_SAMPLING = {"bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "do_sample", "use_cache"}
 
 
-def build_config(args: EngineArgs, progress: Callable[[str, float], None] | None = None) -> OctavoConfig:
+def build_config(args: EngineArgs, progress: Progress | None = None) -> OctavoConfig:
     """The final configuration, logged with the reason for every value that was chosen for this model and machine.
 
     Args:
@@ -33,17 +47,48 @@ def build_config(args: EngineArgs, progress: Callable[[str, float], None] | None
     if not model_stated:
         args = copy.deepcopy(args)
         args.stated["model"]["model"] = DEFAULT_MODEL
-    facts = read_model_facts(resolve_model(args.stated["model"]["model"], progress))
-    config = resolve_config(args, facts, current_platform().facts())
+    stated = args.stated["model"]
+    download_dir = args.stated["load"].get("download_dir")
+    path = resolve_model(stated["model"], progress, FetchOptions(stated.get("revision"), download_dir))
+    tokenizer_path = _tokenizer_path(stated, download_dir, progress)
+    facts = _with_sampling_defaults(
+        read_model_facts(path, stated.get("hf_overrides")), stated.get("generation_config", "auto")
+    )
+    config = resolve_config(args, facts, current_platform().facts(), tokenizer_path)
     if not model_stated:
         config = dataclasses.replace(config, reasons=config.reasons | {"model": "the demo model, as none was stated"})
-    _log_choices(config)
-    _log_not_applied(facts)
+    _log_choices(config, facts)
     return config
 
 
-def _log_choices(config: OctavoConfig) -> None:
-    groups = (config.model, config.cache, config.scheduler, config.parallel, config.observability)
+def _tokenizer_path(stated: dict[str, Any], download_dir: str | None, progress: Progress | None) -> str | None:
+    revision = stated.get("tokenizer_revision")
+    if "tokenizer" in stated:
+        return str(resolve_tokenizer(stated["tokenizer"], progress, FetchOptions(revision, download_dir)))
+    if revision is not None:
+        raise ConfigError(
+            f"--tokenizer-revision {revision}: there is no --tokenizer; MODEL's own comes with MODEL: use --revision"
+        )
+    return None
+
+
+def _with_sampling_defaults(facts: ModelFacts, stated: str) -> ModelFacts:
+    """The facts with the generation_config that ``--generation-config`` wants."""
+    if stated == "auto":
+        return facts
+    if stated == "vllm":
+        return msgspec.structs.replace(facts, generation_config={})
+    if not (Path(stated) / "generation_config.json").is_file():
+        raise ConfigError(
+            f"--generation-config {stated}: auto, vllm or a folder with a generation_config.json is expected"
+        )
+    return msgspec.structs.replace(facts, generation_config=read_generation_config(Path(stated)))
+
+
+def _log_choices(config: OctavoConfig, facts: ModelFacts) -> None:
+    megabytes = facts.weight_bytes / 1e6
+    logger.info("model: %s, %s of %.0f MB, from %s", facts.architecture, facts.format, megabytes, facts.path)
+    groups = (config.model, config.load, config.cache, config.scheduler, config.parallel, config.observability)
     values = {item.name: getattr(group, item.name) for group in groups for item in dataclasses.fields(group)}
     chosen = [
         f"{name}={values[name]} ({reason})"
@@ -51,15 +96,16 @@ def _log_choices(config: OctavoConfig) -> None:
         if reason not in ("stated", "default")
     ]
     logger.info("chosen: %s", ", ".join(chosen))
+    _log_not_applied(facts.generation_config)
 
 
-def _log_not_applied(facts: ModelFacts) -> None:
-    stated = [
-        f"{name}={value}"
-        for name in _SAMPLING_DEFAULTS
-        if isinstance(value := facts.generation_config.get(name), int | float)
+def _log_not_applied(generation_config: dict[str, Any]) -> None:
+    """``num_beams``, ``no_repeat_ngram_size`` and the like: somebody may count on them."""
+    known = _NOT_ABOUT_SAMPLING.union(SAMPLING_DEFAULTS)
+    left = [
+        f"{name}={value!r:.40}"
+        for name, value in generation_config.items()
+        if value not in (None, False) and name not in known and not name.startswith("_")
     ]
-    if stated:
-        logger.info(
-            "generation_config.json recommends %s: not applied, requests state their own sampling", ", ".join(stated)
-        )
+    if left:
+        logger.info("generation_config.json: not applied: %s", ", ".join(left))

@@ -16,9 +16,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from octavo.checkpoints import ALIASES, DEFAULT_MODEL, Alias, pull, resolve_model
+from octavo.checkpoints import ALIASES, DEFAULT_MODEL, Alias, FetchOptions, pull, resolve_model, resolve_tokenizer
 from octavo.cli import main
-from octavo.errors import ModelError, UnsupportedError
+from octavo.errors import ConfigError, ModelError, UnsupportedError
 
 CONTENT = bytes(range(256)) * 9000
 MEMBER = "llm_fake/fake.Q4_1.gguf"
@@ -282,8 +282,10 @@ class FakeHub:
         self.files = files
         self.folder = folder
         self.downloads: list[dict[str, Any]] = []
+        self.asked: list[str | None] = []
 
-    def model_info(self, name: str, timeout: float) -> Any:
+    def model_info(self, name: str, revision: str | None, timeout: float) -> Any:
+        self.asked.append(revision)
         if isinstance(self.files, Exception):
             raise self.files
         siblings = [type("Sibling", (), {"rfilename": file}) for file in self.files]
@@ -326,6 +328,47 @@ def test_a_hub_name_is_its_snapshot_without_second_copies(use_hub: UseHub, tmp_p
     assert "*.safetensors" in options["allow_patterns"]
     assert not [pattern for pattern in options["allow_patterns"] if "bin" in pattern or "py" in pattern]
     assert "consolidated*" in options["ignore_patterns"]
+    assert (options["revision"], options["cache_dir"]) == (None, None)
+
+
+def test_a_revision_and_a_folder_reach_the_hub(use_hub: UseHub, tmp_path: Path) -> None:
+    hub = use_hub(FakeHub(["config.json", "model.safetensors"], tmp_path))
+    options = FetchOptions(revision="v1.0", download_dir=str(tmp_path / "models"))
+    assert resolve_model("owner/name", None, options) == tmp_path
+    assert hub.asked == ["v1.0"]
+    (download,) = hub.downloads
+    assert (download["revision"], download["cache_dir"]) == ("v1.0", str(tmp_path / "models"))
+
+
+def test_an_alias_is_fetched_into_the_folder_that_was_stated(fake: Alias, cache: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    assert resolve_model("fake", None, FetchOptions(download_dir=str(folder))) == folder / "fake" / "fake.Q4_1.gguf"
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("resolve", [resolve_model, resolve_tokenizer])
+def test_a_revision_of_what_has_none_is_refused(resolve: Any, fake: Alias, tmp_path: Path) -> None:
+    for name, why in (("fake", "is one fixed file"), (str(tmp_path), "is a local path")):
+        with pytest.raises(ConfigError, match=f"revision v1.0: .*{why}; revisions are for hub names"):
+            resolve(name, None, FetchOptions(revision="v1.0"))
+        assert resolve(name).exists()  # the control
+
+
+def test_of_a_tokenizer_on_the_hub_only_its_files_are_fetched(use_hub: UseHub, tmp_path: Path) -> None:
+    hub = use_hub(FakeHub(["tokenizer.json", "pytorch_model.bin"], tmp_path))
+    assert resolve_tokenizer("owner/name", None, FetchOptions(revision="main")) == tmp_path
+    (download,) = hub.downloads
+    assert "tokenizer.json" in download["allow_patterns"]
+    assert not [pattern for pattern in download["allow_patterns"] if "safetensors" in pattern]
+    use_hub(FakeHub(["model.safetensors", "tokenizer.model"], tmp_path))
+    with pytest.raises(UnsupportedError, match=r"owner/name has no tokenizer\.json"):
+        resolve_tokenizer("owner/name")
+
+
+def test_what_is_no_tokenizer_names_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="--tokenizer 'nothing' is not there; --tokenizer is an alias"):
+        resolve_tokenizer("nothing")
 
 
 def test_offline_the_hub_is_not_asked(use_hub: UseHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,6 +415,7 @@ def test_hub_models_that_cannot_be_read_are_refused_before_the_download(
     ("kind", "message"),
     [
         ("RepositoryNotFoundError", "owner/name does not exist, or is private"),
+        ("RevisionNotFoundError", "owner/name has no such revision: check --revision"),
         ("GatedRepoError", "owner/name needs its owner's consent.*HF_TOKEN"),
         ("HfHubHTTPError", "owner/name cannot be fetched"),
     ],

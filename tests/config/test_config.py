@@ -130,3 +130,113 @@ def test_the_command_line_has_a_flag_for_every_option_and_states_only_what_was_g
     assert stated["model"]["max_model_len"] == 64
     assert stated["cache"] == {"enable_prefix_caching": False, "memory_share": 0.2}
     assert stated["scheduler"] == {"policy": "priority"}
+
+
+@pytest.mark.parametrize(
+    ("fmt", "stated"),
+    [
+        ("safetensors", {}),
+        ("safetensors", {"quantization": "none", "load_format": "safetensors"}),
+        ("gguf", {"quantization": "gguf", "load_format": "gguf"}),
+        ("gguf", {"quantization": "auto", "load_format": "auto"}),
+    ],
+)
+def test_what_is_said_of_the_weights_is_taken_where_it_is_so(fmt: str, stated: dict[str, Any]) -> None:
+    config = resolve(msgspec.structs.replace(FACTS, format=fmt), **stated)
+    assert config.load.load_format == stated.get("load_format", "auto")
+
+
+@pytest.mark.parametrize(
+    ("fmt", "stated", "says"),
+    [
+        ("gguf", {"quantization": "none"}, "--quantization none: /models/m is a GGUF file; .* say gguf"),
+        ("safetensors", {"quantization": "gguf"}, "--quantization gguf: /models/m is unquantized safetensors; .* none"),
+        ("gguf", {"load_format": "safetensors"}, "--load-format safetensors: /models/m is a GGUF file; .* say gguf"),
+        ("safetensors", {"load_format": "gguf"}, "--load-format gguf: .* say safetensors"),
+    ],
+)
+def test_what_is_said_of_the_weights_must_be_so(fmt: str, stated: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        resolve(msgspec.structs.replace(FACTS, format=fmt), **stated)
+
+
+@pytest.mark.parametrize(
+    ("stated", "says"),
+    [
+        ({"quantization": "awq"}, "--quantization awq: not there yet: .* GGUF"),
+        ({"quantization": "aqw"}, "--quantization must be one of auto, none, gguf; got 'aqw'"),
+        ({"load_format": "dummy"}, "--load-format dummy: .* give a checkpoint"),
+        ({"load_format": "pt"}, "--load-format pt: loading a pickle runs code"),
+        ({"dtype": "half"}, "--dtype half: say float16"),
+        ({"hf_overrides": "rope"}, "--hf-overrides must be a JSON object, got 'rope'"),
+        ({"revision": ""}, "--revision must be text, got ''"),
+        ({"max_logprobs": -2}, "--max-logprobs must be between -1"),
+    ],
+)
+def test_values_known_from_elsewhere_are_refused_by_name(stated: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        resolve(**stated)
+
+
+RECOMMENDED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 2048, "do_sample": False, "bos": 1}
+
+
+def test_the_models_sampling_defaults_are_taken_and_their_source_is_the_reason() -> None:
+    config = resolve(msgspec.structs.replace(FACTS, generation_config=RECOMMENDED))
+    expected = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_tokens": 2048}
+    assert config.model.default_sampling_params == expected
+    assert config.reasons["default_sampling_params"] == "generation_config.json"
+
+
+def test_a_model_that_recommends_nothing_has_no_sampling_defaults() -> None:
+    config = resolve(msgspec.structs.replace(FACTS, generation_config={"do_sample": True, "temperature": None}))
+    assert config.model.default_sampling_params == {}
+    assert "default_sampling_params" not in config.reasons
+
+
+def test_stated_sampling_defaults_go_before_the_models_and_null_takes_one_away() -> None:
+    override = {"temperature": 0.1, "top_k": None, "min_p": 0.05}
+    config = resolve(msgspec.structs.replace(FACTS, generation_config=RECOMMENDED), override_generation_config=override)
+    expected = {"temperature": 0.1, "top_p": 0.95, "min_p": 0.05, "max_tokens": 2048}
+    assert config.model.default_sampling_params == expected
+    reason = config.reasons["default_sampling_params"]
+    assert reason == "generation_config.json and --override-generation-config"
+
+
+def test_a_recommendation_out_of_range_does_no_harm_once_it_is_overridden() -> None:
+    facts = msgspec.structs.replace(FACTS, generation_config={"temperature": 7.0})
+    with pytest.raises(ConfigError, match=r"generation_config.json: temperature must be between 0 and 2, got 7"):
+        resolve(facts)
+    assert resolve(facts, override_generation_config={"temperature": None}).model.default_sampling_params == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ({"temprature": 1}, "--override-generation-config: 'temprature' is no sampling default; known: temperature"),
+        ({"eos_token_id": 1}, "'eos_token_id' is no sampling default"),
+        ({"top_p": 0}, "--override-generation-config: top_p must be above 0"),
+        ({"max_new_tokens": 0}, "--override-generation-config: max_new_tokens must be between 1"),
+        ({"temperature": "hot"}, "--override-generation-config: temperature must be a number"),
+        ({"top_k": True}, "--override-generation-config: top_k must be an integer"),
+    ],
+)
+def test_an_override_that_no_request_could_have_is_refused(override: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        resolve(override_generation_config=override)
+
+
+def test_overrides_and_short_names_on_the_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    EngineArgs.add_cli_args(parser)
+    words = ["m", "-q", "gguf", "--hf-overrides", '{"rope_theta": 1e6}', "--logits-processors", "a:B", "c:D"]
+    stated = EngineArgs.from_cli_args(parser.parse_args(words)).stated["model"]
+    expected = {"model": "m", "quantization": "gguf", "hf_overrides": {"rope_theta": 1e6}}
+    assert stated == expected | {"logits_processors": ["a:B", "c:D"]}
+
+
+def test_the_tokenizer_is_the_models_own_where_none_is_stated() -> None:
+    assert resolve().model.tokenizer_path == "/models/m"
+    config = resolve_config(EngineArgs(model="m", tokenizer="t"), FACTS, PLATFORM, tokenizer_path="/tokenizers/t")
+    assert (config.model.path, config.model.tokenizer_path) == ("/models/m", "/tokenizers/t")

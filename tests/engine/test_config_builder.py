@@ -1,23 +1,106 @@
-"""build_config: what it says about a model's own recommendations."""
+"""Stated options to the final configuration, with a real model folder: what is read from where, and what is said."""
 
 import json
-from collections.abc import Callable
+import logging
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from octavo.config import EngineArgs
+from octavo.config import EngineArgs, OctavoConfig
 from octavo.engine import build_config
+from octavo.errors import CheckpointError, ConfigError, UnsupportedError
 
 
-def test_sampling_defaults_of_the_model_that_are_not_applied_are_named_once(
-    make_tiny_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = make_tiny_llama()
-    generation = {"eos_token_id": 2, "temperature": 0.6, "top_k": 20, "top_p": None, "do_sample": True}
-    for recommended, lines in (({"eos_token_id": 2}, []), (generation, ["temperature=0.6, top_k=20: not applied"])):
-        (folder / "generation_config.json").write_text(json.dumps(recommended))
-        build_config(EngineArgs(model=str(folder)))
-        said = [line for line in capsys.readouterr().err.splitlines() if "generation_config.json" in line]
-        assert len(said) == len(lines)
-        assert all(expected in line for expected, line in zip(lines, said, strict=True))
+@pytest.fixture
+def folder(tiny_llama_dir: Path, tmp_path: Path) -> Path:
+    """A model folder that a test may change."""
+    copy = tmp_path / "model"
+    shutil.copytree(tiny_llama_dir, copy)
+    return copy
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    with caplog.at_level(logging.INFO, logger="octavo"):
+        yield caplog
+
+
+def build(folder: Path, **stated: Any) -> OctavoConfig:
+    return build_config(EngineArgs(model=str(folder), **stated))
+
+
+def write_generation_config(folder: Path, **values: Any) -> None:
+    (folder / "generation_config.json").write_text(json.dumps(values))
+
+
+def test_generation_config_of_the_model_is_applied_and_said(folder: Path, said: pytest.LogCaptureFixture) -> None:
+    write_generation_config(folder, temperature=0.3, num_beams=4, eos_token_id=2)
+    assert build(folder).model.default_sampling_params == {"temperature": 0.3}
+    assert "default_sampling_params={'temperature': 0.3} (generation_config.json)" in said.text
+    assert "generation_config.json: not applied: num_beams=4" in said.text
+    assert "eos_token_id" not in said.text
+
+
+def test_generation_config_may_be_left_out_or_taken_from_another_folder(folder: Path, tmp_path: Path) -> None:
+    write_generation_config(folder, temperature=0.3, eos_token_id=[2, 5])
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(ConfigError, match=r"--generation-config .*other: auto, vllm or a folder with a generation_con"):
+        build(folder, generation_config=str(other))
+    write_generation_config(other, top_p=0.5)
+    assert build(folder, generation_config=str(other)).model.default_sampling_params == {"top_p": 0.5}
+    plain = build(folder, generation_config="vllm").model
+    assert plain.default_sampling_params == {}
+    assert set(plain.eos_token_ids) == {2, 5}  # where the model ends is no matter of sampling
+
+
+def test_a_sampling_default_out_of_range_names_the_file(folder: Path, tmp_path: Path) -> None:
+    write_generation_config(folder, top_p=3)
+    with pytest.raises(ConfigError, match=r"^generation_config\.json: top_p must be"):
+        build(folder)
+    with pytest.raises(ConfigError, match=r"model/generation_config\.json: top_p must be"):
+        build(folder, generation_config=str(folder))
+
+
+def test_overrides_take_the_place_of_the_configs_values(folder: Path, said: pytest.LogCaptureFixture) -> None:
+    before = build(folder).model
+    after = build(folder, hf_overrides={"rms_norm_eps": 0.25, "my_own": 1}).model
+    assert (before.hf_config["rms_norm_eps"], after.hf_config["rms_norm_eps"]) == (1e-6, 0.25)
+    assert after.fingerprint != before.fingerprint  # cached prefixes of the one are none of the other's
+    assert "config.json does not have 'my_own'; taken as stated" in said.text
+    assert "'rms_norm_eps'" not in said.text
+
+
+def test_overrides_are_checked_as_the_config_is(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="num_attention_heads must be a whole number"):
+        build(folder, hf_overrides={"num_attention_heads": -1})
+    with pytest.raises(UnsupportedError, match="architecture 'MyModel' is not supported"):
+        build(folder, hf_overrides={"architectures": ["MyModel"]})
+    with pytest.raises(ConfigError, match="--hf-overrides must be plain JSON"):
+        build(folder, hf_overrides={"x": object()})
+    with pytest.raises(ConfigError, match=r"--hf-overrides must be plain JSON: .*beyond 64 bits"):
+        build(folder, hf_overrides={"x": 2**70})
+
+
+def test_a_tokenizer_of_its_own(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "tokenizer"
+    other.mkdir()
+    shutil.copy(folder / "tokenizer.json", other)
+    assert build(folder).model.tokenizer_path == str(folder)
+    assert build(folder, tokenizer=str(other)).model.tokenizer_path == str(other)
+    with pytest.raises(ConfigError, match="--tokenizer-revision v1: there is no --tokenizer"):
+        build(folder, tokenizer_revision="v1")
+
+
+def test_a_revision_of_a_local_folder_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--revision main: MODEL .* is a local path"):
+        build(folder, revision="main")
+
+
+def test_form_and_size_of_the_weights_are_said(folder: Path, said: pytest.LogCaptureFixture) -> None:
+    build(folder)
+    assert f"model: LlamaForCausalLM, safetensors of 1 MB, from {folder}" in said.text
