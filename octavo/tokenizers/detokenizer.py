@@ -106,13 +106,19 @@ class IncrementalDetokenizer:
     Args:
         tokenizer: whose ids they are.
         skip_special_tokens: leave the text of special tokens out.
+        spaces_between_special_tokens: False: a special token right after another is not set apart by a space, even if
+            the tokenizer would do so.
     """
 
-    __slots__ = ("_begun", "_buffer", "_skip_special", "_strips", "_table")
+    __slots__ = ("_begun", "_buffer", "_join_special", "_last_special", "_skip_special", "_strips", "_table")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> None:
         self._table = tokenizer.token_table
         self._skip_special = skip_special_tokens
+        self._join_special = not spaces_between_special_tokens
+        self._last_special = False
         self._buffer = _BUFFERS[self._table.plan.join]()
         self._begun = False
         # What is still to be dropped from the beginning, last strip first.
@@ -124,6 +130,10 @@ class IncrementalDetokenizer:
         if piece is None or (piece.special and self._skip_special):
             return ""
         self._begun = True
+        if self._join_special:
+            if piece.special and self._last_special:
+                piece = self._table.first_piece(token_id) or piece  # at the beginning no tokenizer sets a token apart
+            self._last_special = piece.special
         text = self._buffer.push(piece)
         return self._strip(text) if self._strips else text
 

@@ -164,3 +164,20 @@ def test_the_text_of_one_token_is_that_inside_a_text(make_pair: Callable[[str], 
     assert decode(pair.library.token_to_id("<0x41>")) == "A"
     assert decode(pair.library.token_to_id("<0xC3>")) == REPLACEMENT
     assert decode(pair.tokenizer.vocab_size + 1) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "apart", "joined"),
+    [("none", "a <|end|> <|end|> a", "a <|end|><|end|> a"), ("byte-level", *["a<|end|><|end|>a"] * 2)],
+)
+def test_special_tokens_side_by_side_can_be_joined(
+    make_pair: Callable[[str], Any], name: str, apart: str, joined: str
+) -> None:
+    pair = make_pair(name)
+    ids = [pair.library.token_to_id(token) for token in ("a", "<|end|>", "<|end|>", "a")]
+    for spaces, expected in ((True, apart), (False, joined)):
+        detokenizer = IncrementalDetokenizer(pair.tokenizer, False, spaces)
+        assert "".join(detokenizer.push(token_id) for token_id in ids) == expected
+    # Special tokens that are left out do not stand side by side.
+    detokenizer = IncrementalDetokenizer(pair.tokenizer, True, False)
+    assert "".join(detokenizer.push(token_id) for token_id in ids) == pair.library.decode(ids)
