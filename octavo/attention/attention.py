@@ -15,6 +15,8 @@ class Attention(nn.Module):
     name: unique in the model; key of the forward context and of the KV cache config.
     scale: factor of the scores.
     sliding_window: positions that a token looks at, its own included; None: all.
+    logits_soft_cap: squeezes the scores smoothly into ± this; None: they are left.
+    sinks: [num_heads] float32, a score for each head that takes its share of the softmax and adds nothing.
     """
 
     def __init__(
@@ -26,6 +28,8 @@ class Attention(nn.Module):
         head_size: int,
         scale: float,
         sliding_window: int | None = None,
+        logits_soft_cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.name = name
@@ -34,6 +38,8 @@ class Attention(nn.Module):
         self.head_size = head_size
         self.scale = scale
         self.sliding_window = sliding_window
+        self.logits_soft_cap = logits_soft_cap
+        self.sinks = sinks
         self.backend = attention_backend()
         self._spec: KVCacheSpec | None = None
         self._kv_cache: Tensor | None = None
@@ -77,6 +83,8 @@ class Attention(nn.Module):
             get_forward_context()[self.name],
             self.scale,
             self.sliding_window,
+            self.logits_soft_cap,
+            self.sinks,
         )
         return output.view(-1, self.num_heads * self.head_size)
 

@@ -39,6 +39,8 @@ class AttentionBackend(Protocol):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Writes the step's keys and values, then attends: [num_tokens, heads, head_size] each, like the result."""
         ...
@@ -62,9 +64,11 @@ class TorchAttentionBackend:
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         reshape_and_cache(key, value, kv_cache, metadata.slot_mapping)
-        return paged_attention(query, kv_cache, metadata, scale, sliding_window)
+        return paged_attention(query, kv_cache, metadata, scale, sliding_window, softcap, sinks)
 
 
 def attention_backend() -> AttentionBackend:

@@ -9,6 +9,7 @@ __all__ = ["embedding"]
 
 
 @op
-def embedding(token_ids: Tensor, table: Tensor) -> Tensor:
-    """``table[token_ids]``. token_ids: [num_tokens] int64; table: [vocab_size, hidden_size]."""
-    return torch.index_select(table, 0, token_ids)
+def embedding(token_ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
+    """``table[token_ids] * scale``, rounded once. token_ids: [num_tokens] int64; table: [vocab_size, hidden_size]."""
+    rows = torch.index_select(table, 0, token_ids)
+    return rows if scale == 1.0 else (rows.float() * scale).to(table.dtype)

@@ -1,11 +1,15 @@
-"""Root mean square normalization, alone and together with the residual addition before it."""
+"""Normalizations, alone and together with the residual addition before them; and that addition alone.
+
+The residual stream ([rows, hidden_size] float32) is never rounded: in bfloat16 its many small additions are what costs
+most of a model's accuracy.
+"""
 
 import torch
 from torch import Tensor
 
 from octavo.kernels.op import op
 
-__all__ = ["fused_add_rms_norm", "rms_norm"]
+__all__ = ["add_to_residual", "fused_add_layer_norm", "fused_add_rms_norm", "layer_norm", "rms_norm"]
 
 
 def _rms_norm(wide: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -13,18 +17,47 @@ def _rms_norm(wide: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> T
     return (wide * scale).mul_(weight).to(dtype)
 
 
+def _layer_norm(wide: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+    centered = wide - wide.mean(dim=-1, keepdim=True)
+    scale = torch.rsqrt(centered.square().mean(dim=-1, keepdim=True) + eps)
+    normed = (centered * scale).mul_(weight)
+    return (normed if bias is None else normed.add_(bias)).to(dtype)
+
+
 @op
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / sqrt(mean(x²) + eps) * weight`` in float32, rounded once. x: [rows, hidden_size]; weight: [hidden_size]."""
+    """``x / sqrt(mean(x²) + eps) * weight`` in float32, rounded once. x: [..., size]; weight: [size], float32 or the
+    type of x."""
     return _rms_norm(x.float(), weight, eps, x.dtype)
 
 
 @op
-def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(sum) in the type of x, sum in float32) with sum = x + residual.
-
-    The residual stream ([rows, hidden_size] float32) is never rounded: in bfloat16 its many small additions are what
-    costs most of a model's accuracy.
-    """
-    total = residual + x
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, multiplier: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """(rms_norm(sum) in the type of x, sum in float32) with sum = residual + x * multiplier."""
+    total = torch.add(residual, x, alpha=multiplier)
     return _rms_norm(total, weight, eps, x.dtype), total
+
+
+@op
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """``(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`` in float32, rounded once. x: [..., size]; weight and
+    bias: [size]."""
+    return _layer_norm(x.float(), weight, bias, eps, x.dtype)
+
+
+@op
+def fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(layer_norm(sum) in the type of x, sum in float32) with sum = residual + x."""
+    total = residual + x
+    return _layer_norm(total, weight, bias, eps, x.dtype), total
+
+
+@op
+def add_to_residual(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """(sum in the type of x, sum in float32) with sum = residual + x: where no norm follows the addition."""
+    total = residual + x
+    return total.to(x.dtype), total

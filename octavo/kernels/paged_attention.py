@@ -25,7 +25,13 @@ def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping
 
 @op
 def paged_attention(
-    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale: float, sliding_window: int | None = None
+    query: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of the step's rows over their requests' KV, which holds this step's KV already.
 
@@ -34,17 +40,21 @@ def paged_attention(
             a KV head stand together.
         scale: factor of the scores.
         sliding_window: a row looks at itself and the ``sliding_window - 1`` positions before it; None: at all.
+        softcap: scores become ``softcap * tanh(scores / softcap)``, after the scale and before rows are hidden.
+        sinks: [num_heads] float32: one more score a head, which takes its share of the softmax and adds nothing.
 
     Returns:
         [num_tokens, num_heads, head_size]; rows of no request are zero.
     """
     output = torch.zeros_like(query)
     for group in metadata.row_groups(kv_cache.shape[2], sliding_window):
-        output[group.rows] = _attend(query[group.rows], kv_cache, group, scale)
+        output[group.rows] = _attend(query[group.rows], kv_cache, group, scale, softcap, sinks)
     return output
 
 
-def _attend(query: Tensor, kv_cache: Tensor, group: RowGroup, scale: float) -> Tensor:
+def _attend(
+    query: Tensor, kv_cache: Tensor, group: RowGroup, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
     """query: [R, Q, num_heads, head_size] → the same shape."""
     _, _, block_size, num_kv_heads, head_size = kv_cache.shape
     num_requests, num_rows, num_heads, _ = query.shape
@@ -56,11 +66,17 @@ def _attend(query: Tensor, kv_cache: Tensor, group: RowGroup, scale: float) -> T
     # All query heads of a KV head in one product: [R, num_kv_heads, shared × Q, S].
     heads = query.float().view(num_requests, num_rows, num_kv_heads, shared, head_size).permute(0, 2, 3, 1, 4)
     scores = (heads.flatten(2, 3) @ keys.mT).mul_(scale)
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
     if group.hidden is not None:
         per_head = scores.view(num_requests, num_kv_heads, shared, num_rows, -1)
         per_head.masked_fill_(group.hidden[:, None, None], float("-inf"))
-    sums = scores.softmax(dim=-1) @ values
-    output = sums.view(num_requests, num_kv_heads, shared, num_rows, head_size).permute(0, 3, 1, 2, 4)
+    sums = (scores.softmax(dim=-1) @ values).view(num_requests, num_kv_heads, shared, num_rows, head_size)
+    if sinks is not None:
+        # With Z the sum of the row's exponentials, the sink leaves Z / (Z + exp(sink)) of the result.
+        kept = scores.logsumexp(dim=-1).view(sums.shape[:-1]) - sinks.view(num_kv_heads, shared, 1)
+        sums = sums * kept.sigmoid().unsqueeze(-1)
+    output = sums.permute(0, 3, 1, 2, 4)
     return output.reshape(query.shape).to(query.dtype)
 
 

@@ -31,20 +31,35 @@ class WeightParameter(nn.Parameter):
     full_shape: of the whole parameter; until a shard is loaded, the tensor itself is empty.
     dtype: what the checkpoint's type is converted to.
     shards: shard id → rows (dim 0), in order; None: the parameter comes whole.
+    offset: added to what the checkpoint says, in the parameter's type.
     """
 
     full_shape: tuple[int, ...]
+    offset: float
     shards: dict[ShardId, slice]
     loaded_shards: set[ShardId]
     _lock: Lock
 
-    def __new__(cls, full_shape: tuple[int, ...], dtype: torch.dtype, shards: dict[ShardId, int] | None = None) -> Any:
+    def __new__(
+        cls,
+        full_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        shards: dict[ShardId, int] | None = None,
+        *,
+        offset: float = 0.0,
+    ) -> Any:
         return super().__new__(cls, torch.empty(0, dtype=dtype), requires_grad=False)
 
     def __init__(
-        self, full_shape: tuple[int, ...], dtype: torch.dtype, shards: dict[ShardId, int] | None = None
+        self,
+        full_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        shards: dict[ShardId, int] | None = None,
+        *,
+        offset: float = 0.0,
     ) -> None:
         super().__init__()
+        self.offset = offset
         self.full_shape = full_shape
         self.loaded_shards = set()
         self.shards = {}
@@ -76,7 +91,9 @@ class WeightParameter(nn.Parameter):
             self.loaded_shards.add(shard_id)
             if not self.numel():
                 self.data = torch.empty(self.full_shape, dtype=self.dtype)
-        self.data[rows].copy_(_as_torch(source))
+        filled = self.data[rows].copy_(_as_torch(source))
+        if self.offset:
+            filled += self.offset
 
 
 def _as_torch(source: "CheckpointTensor") -> Tensor:

@@ -1,7 +1,8 @@
 """Rotary position embedding with its table made once, and the scalings that stretch a model's context.
 
-A scaling whose frequencies depend on the length of the sequence at hand ("dynamic", "longrope") has no such table, and
-would make cached KV wrong when the sequence grows: it is refused.
+A scaling whose frequencies depend on the length of the sequence at hand ("dynamic") has no such table, and would make
+cached KV wrong when the sequence grows: it is refused. "longrope" has two sets of frequencies, for short and for long
+sequences; here the longest that may come decides for all, so that a token's key never changes.
 """
 
 import math
@@ -13,13 +14,16 @@ from torch import Tensor, nn
 
 from octavo import kernels
 from octavo.errors import ModelError, UnsupportedError
+from octavo.logging import init_logger
 
 __all__ = ["RotaryEmbedding"]
 
+logger = init_logger(__name__)
+
 Scaling = Mapping[str, Any]
 _MAX_TABLE_BYTES = 1 << 30
-# (frequencies, scaling, rope_theta) → (frequencies, factor of the cosines and sines)
-ScalingRule = Callable[[Tensor, Scaling, float], tuple[Tensor, float]]
+# (frequencies, scaling, rope_theta, max_position) → (frequencies, factor of the cosines and sines)
+ScalingRule = Callable[[Tensor, Scaling, float, int], tuple[Tensor, float]]
 
 
 class RotaryEmbedding(nn.Module):
@@ -51,7 +55,7 @@ class RotaryEmbedding(nn.Module):
             )
         # float32 throughout: that is what the models were trained with.
         frequencies = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
-        frequencies, magnitude = _rule(scaling)(frequencies, scaling or {}, theta)
+        frequencies, magnitude = _rule(scaling)(frequencies, scaling or {}, theta, max_position)
         if freq_factors is not None:
             frequencies = frequencies / torch.tensor(freq_factors, dtype=torch.float32)
         angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
@@ -71,16 +75,16 @@ def _rule(scaling: Scaling | None) -> ScalingRule:
     return rule
 
 
-def _default(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+def _default(frequencies: Tensor, scaling: Scaling, theta: float, max_position: int) -> tuple[Tensor, float]:
     return frequencies, 1.0
 
 
-def _linear(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+def _linear(frequencies: Tensor, scaling: Scaling, theta: float, max_position: int) -> tuple[Tensor, float]:
     """Positions divided by the factor."""
     return frequencies / scaling["factor"], 1.0
 
 
-def _llama3(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+def _llama3(frequencies: Tensor, scaling: Scaling, theta: float, max_position: int) -> tuple[Tensor, float]:
     """Long waves are stretched, short ones kept, those between blended by how often they fit the old context."""
     old_context = scaling["original_max_position_embeddings"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
@@ -89,7 +93,7 @@ def _llama3(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor
     return frequencies * kept + frequencies / scaling["factor"] * (1.0 - kept), 1.0
 
 
-def _yarn(frequencies: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+def _yarn(frequencies: Tensor, scaling: Scaling, theta: float, max_position: int) -> tuple[Tensor, float]:
     """Channels that turn more than beta_fast times in the old context are kept, those that turn less than beta_slow
     times are stretched, with a linear ramp over the channels between; scores grow by the attention factor."""
     factor = scaling["factor"]
@@ -121,4 +125,26 @@ def _yarn_magnitude(scaling: Scaling, factor: float) -> float:
     return magnitude(1.0)
 
 
-_RULES: dict[str, ScalingRule] = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+def _longrope(frequencies: Tensor, scaling: Scaling, theta: float, max_position: int) -> tuple[Tensor, float]:
+    """Each frequency divided by a factor of its own, from one of two lists."""
+    old_context = scaling["original_max_position_embeddings"]
+    kind = "short" if max_position <= old_context else "long"
+    factors = scaling[f"{kind}_factor"]
+    if len(factors) != len(frequencies):
+        raise ModelError(f"rope_scaling.{kind}_factor has {len(factors)} numbers, expected {len(frequencies)}")
+    logger.info(
+        "longrope: the %s factors for every sequence: max_model_len is %d, the original context %d",
+        kind,
+        max_position,
+        old_context,
+    )
+    return frequencies / torch.tensor(factors, dtype=torch.float32), float(scaling["attention_factor"])
+
+
+_RULES: dict[str, ScalingRule] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "yarn": _yarn,
+}

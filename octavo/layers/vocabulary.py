@@ -10,27 +10,44 @@ __all__ = ["ParallelLMHead", "VocabParallelEmbedding"]
 
 
 class VocabParallelEmbedding(nn.Module):
-    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype) -> None:
+    """Args:
+
+    scale: factor of the vectors.
+    """
+
+    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, *, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         self.weight = WeightParameter((vocab_size, hidden_size), dtype)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 → [num_tokens, hidden_size]."""
-        return kernels.embedding(token_ids, self.weight)
+        return kernels.embedding(token_ids, self.weight, self.scale)
 
 
 class ParallelLMHead(nn.Module):
     """Args:
 
     tied_to: the embedding whose weight is the head's too.
+    scale: factor of the logits.
+    soft_cap: squeezes the scaled logits smoothly into ± this; None: they are left.
     """
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, dtype: torch.dtype, *, tied_to: VocabParallelEmbedding | None = None
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        *,
+        tied_to: VocabParallelEmbedding | None = None,
+        scale: float = 1.0,
+        soft_cap: float | None = None,
     ) -> None:
         super().__init__()
+        self.scale = scale
+        self.soft_cap = soft_cap
         self.weight = WeightParameter((vocab_size, hidden_size), dtype) if tied_to is None else tied_to.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[rows, hidden_size] → [rows, vocab_size] float32."""
-        return kernels.logits(hidden, self.weight)
+        return kernels.logits(hidden, self.weight, self.scale, self.soft_cap)

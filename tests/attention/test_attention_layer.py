@@ -100,6 +100,21 @@ def test_a_block_is_bytes_that_can_be_moved(dtype: str) -> None:
     assert torch.equal(step(layer, decode(3, 6), 6, dtype), expected)
 
 
+def test_soft_cap_and_sinks_reach_the_scores() -> None:
+    def outputs(**settings: object) -> Tensor:
+        layer = Attention("layer", num_heads=4, num_kv_heads=2, head_size=8, scale=0.3, **settings)  # type: ignore[arg-type]
+        layer.bind_kv_cache(torch.zeros(2 * layer.kv_cache_spec(16, "float32").page_size_bytes, dtype=torch.uint8))
+        step(layer, decode(1, 1), 1)
+        return step(layer, decode(1, 2), 2)
+
+    plain, sinks = outputs(), torch.tensor([-1e4, 0.0, 1e4, 1e4])
+    assert not torch.allclose(outputs(logits_soft_cap=0.1), plain)
+    heads, expected = outputs(sinks=sinks).view(4, 8), plain.view(4, 8)
+    assert torch.equal(heads[0], expected[0])
+    assert not torch.allclose(heads[1], expected[1])
+    assert not heads[2:].any()
+
+
 def test_layers_are_found_by_name_in_order() -> None:
     names = [f"layers.{index}" for index in (0, 1, 10, 2)]
     model = torch.nn.ModuleList(make_layer(name) for name in names)

@@ -1,5 +1,8 @@
 """Each op's definition against plain numpy in double precision, over odd shapes and all data types."""
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +42,16 @@ def test_embedding_takes_rows(num_rows: int, vocab_size: int, width: int, dtype:
 
 
 @few
+@given(num_rows=rows, dtype=dtypes, scale=st.sampled_from([0.25, 2.0, 7.9]))
+def test_embedding_scales_the_rows(num_rows: int, dtype: torch.dtype, scale: float) -> None:
+    table = random(11, 13, dtype=dtype)
+    ids = torch.arange(num_rows) * 7 % 11
+    got = kernels.embedding(ids, table, scale)
+    assert got.dtype == dtype
+    assert_rounded_once(got, double(table)[ids.numpy()] * scale)
+
+
+@few
 @given(
     num_rows=rows, inner=sizes, outer=sizes, dtype=st.sampled_from([torch.float32, torch.bfloat16]), bias=st.booleans()
 )
@@ -58,6 +71,17 @@ def test_logits_are_not_rounded(num_rows: int, width: int, vocab_size: int, dtyp
     got = kernels.logits(hidden, weight)
     assert got.dtype == torch.float32
     np.testing.assert_allclose(double(got), double(hidden) @ double(weight).T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.125])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_logits_are_scaled_and_then_capped(scale: float, softcap: float | None) -> None:
+    hidden, weight = random(5, 40), random(1030, 40, seed=1)
+    expected = double(hidden) @ double(weight).T * scale
+    if softcap is not None:
+        expected = softcap * np.tanh(expected / softcap)
+    got = kernels.logits(hidden, weight, scale, softcap)
+    np.testing.assert_allclose(double(got), expected, rtol=1e-5, atol=1e-5)
 
 
 def numpy_rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
@@ -86,6 +110,89 @@ def test_fused_add_rms_norm_adds_in_float32_and_norms_the_sum(num_rows: int, wid
     assert torch.equal(total, x.float() + residual)
     assert torch.equal(residual, before)
     assert_rounded_once(normed, numpy_rms_norm(double(total), double(weight), 1e-6))
+
+
+@few
+@given(num_rows=rows, width=sizes, dtype=dtypes, heads=st.integers(1, 3))
+def test_rms_norm_of_each_head_with_float32_weights(num_rows: int, width: int, dtype: torch.dtype, heads: int) -> None:
+    x, weight = random(num_rows, heads, width, dtype=dtype), random(width, seed=1)
+    assert_rounded_once(kernels.rms_norm(x, weight, 1e-5), numpy_rms_norm(double(x), double(weight), 1e-5))
+
+
+@few
+@given(num_rows=rows, width=sizes, dtype=dtypes)
+def test_fused_add_rms_norm_multiplies_what_it_adds(num_rows: int, width: int, dtype: torch.dtype) -> None:
+    x, residual, weight = random(num_rows, width, dtype=dtype), random(num_rows, width, seed=1), random(width, seed=2)
+    normed, total = kernels.fused_add_rms_norm(x, residual, weight, 1e-6, 0.22)
+    np.testing.assert_allclose(double(total), double(residual) + double(x) * 0.22, rtol=1e-6, atol=1e-6)
+    assert_rounded_once(normed, numpy_rms_norm(double(total), double(weight), 1e-6))
+
+
+def numpy_layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | float, eps: float) -> np.ndarray:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps) * weight + bias
+
+
+@few
+@given(num_rows=rows, width=sizes, dtype=dtypes, offset=st.sampled_from([0.0, 30.0]), with_bias=st.booleans())
+def test_layer_norm(num_rows: int, width: int, dtype: torch.dtype, offset: float, with_bias: bool) -> None:
+    x = random(num_rows, width) * 2 + offset
+    weight, bias = random(width, dtype=dtype, seed=1), random(width, dtype=dtype, seed=2) if with_bias else None
+    before = x.clone()
+    expected = numpy_layer_norm(double(x), double(weight), 0.0 if bias is None else double(bias), 1e-2)
+    np.testing.assert_allclose(double(kernels.layer_norm(x, weight, bias, 1e-2)), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(x, before)
+    assert_rounded_once(
+        kernels.layer_norm(x.to(dtype), weight, bias, 1e-2),
+        numpy_layer_norm(double(x.to(dtype)), double(weight), 0.0 if bias is None else double(bias), 1e-2),
+    )
+
+
+@few
+@given(num_rows=rows, width=sizes, dtype=dtypes, with_bias=st.booleans())
+def test_fused_add_layer_norm_adds_in_float32_and_norms_the_sum(
+    num_rows: int, width: int, dtype: torch.dtype, with_bias: bool
+) -> None:
+    x, residual = random(num_rows, width, dtype=dtype), random(num_rows, width, seed=1)
+    weight, bias = random(width, dtype=dtype, seed=2), random(width, dtype=dtype, seed=3) if with_bias else None
+    before = residual.clone()
+    normed, total = kernels.fused_add_layer_norm(x, residual, weight, bias, 1e-3)
+    assert normed.dtype == dtype
+    assert torch.equal(total, x.float() + residual)
+    assert torch.equal(residual, before)
+    assert_rounded_once(
+        normed, numpy_layer_norm(double(total), double(weight), 0.0 if bias is None else double(bias), 1e-3)
+    )
+
+
+@few
+@given(num_rows=rows, width=sizes, dtype=dtypes)
+def test_add_to_residual_rounds_a_copy_of_the_sum_only(num_rows: int, width: int, dtype: torch.dtype) -> None:
+    x, residual = random(num_rows, width, dtype=dtype), random(num_rows, width, seed=1)
+    rounded, total = kernels.add_to_residual(x, residual)
+    assert total.dtype == torch.float32
+    assert torch.equal(total, x.float() + residual)
+    assert torch.equal(rounded, total.to(dtype))
+
+
+def numpy_gelu(x: np.ndarray, approximate: str) -> np.ndarray:
+    if approximate == "tanh":
+        return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return x / 2 * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)))
+
+
+@few
+@given(num_rows=rows, width=sizes, dtype=dtypes, approximate=st.sampled_from(["none", "tanh"]))
+def test_gelu_in_both_forms(num_rows: int, width: int, dtype: torch.dtype, approximate: Any) -> None:
+    x = random(num_rows, 2 * width, dtype=dtype, scale=2.0)
+    gate, up = np.split(double(x), 2, axis=-1)
+    assert_rounded_once(kernels.gelu(x, approximate), numpy_gelu(double(x), approximate))
+    assert_rounded_once(kernels.gelu_and_mul(x, approximate), numpy_gelu(gate, approximate) * up)
+
+
+def test_control_the_two_forms_of_gelu_differ() -> None:
+    x = random(9, 70, scale=2.0)
+    with pytest.raises(AssertionError):
+        assert_rounded_once(kernels.gelu(x, "tanh"), numpy_gelu(double(x), "none"))
 
 
 @few

@@ -17,7 +17,9 @@ few = settings(max_examples=40, deadline=None, derandomize=True)
 DECODE, CHUNK, PROMPT = (1, 40), (5, 33), (21, 21)
 
 
-def reference(batch: Any, scale: float, window: int | None) -> np.ndarray:
+def reference(
+    batch: Any, scale: float, window: int | None, softcap: float | None = None, sinks: torch.Tensor | None = None
+) -> np.ndarray:
     """Row by row, head by head, in double precision; looks at no block table."""
     query = batch.query.double().numpy()
     num_heads = query.shape[1]
@@ -31,16 +33,28 @@ def reference(batch: Any, scale: float, window: int | None) -> np.ndarray:
             oldest = 0 if window is None else max(0, position + 1 - window)
             for head in range(num_heads):
                 scores = keys[oldest : position + 1, head // shared] @ query[row, head] * scale
-                weights = np.exp(scores - scores.max())
-                output[row, head] = weights / weights.sum() @ values[oldest : position + 1, head // shared]
+                if softcap is not None:
+                    scores = softcap * np.tanh(scores / softcap)
+                sink = -np.inf if sinks is None else float(sinks[head])
+                largest = max(scores.max(), sink)
+                weights = np.exp(scores - largest)
+                output[row, head] = (
+                    weights / (weights.sum() + np.exp(sink - largest)) @ values[oldest : position + 1, head // shared]
+                )
     return output
 
 
-def assert_attends(batch: Any, window: int | None, scale: float = 0.25) -> None:
-    got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, scale, window)
+def assert_attends(batch: Any, window: int | None, scale: float = 0.25, **more: Any) -> None:
+    got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, scale, window, **more)
     assert got.dtype == batch.query.dtype
     tolerance = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[got.dtype]
-    np.testing.assert_allclose(got.double().numpy(), reference(batch, scale, window), rtol=tolerance, atol=tolerance)
+    expected = reference(batch, scale, window, **more)
+    np.testing.assert_allclose(got.double().numpy(), expected, rtol=tolerance, atol=tolerance)
+
+
+def drawn_sinks(batch: Any, spread: float = 3.0) -> torch.Tensor:
+    """One for each head, about as large as the scores."""
+    return torch.randn(batch.query.shape[1], generator=torch.Generator().manual_seed(9)) * spread
 
 
 lengths = st.integers(0, 60).flatmap(lambda before: st.integers(1, 40).map(lambda new: (new, before + new)))
@@ -61,6 +75,44 @@ def test_any_mix_of_rows(
     make_batch: MakeBatch, requests: list[tuple[int, int]], window: int | None, **shape: Any
 ) -> None:
     assert_attends(make_batch(requests, window=window, **shape), window)
+
+
+@few
+@given(
+    requests=batches,
+    num_kv_heads=st.integers(1, 3),
+    shared=st.integers(1, 4),
+    head_size=st.sampled_from([5, 16, 24]),
+    block_size=st.sampled_from([3, 16]),
+    window=st.one_of(st.none(), st.integers(1, 70)),
+    softcap=st.sampled_from([None, 0.7, 3.0, 50.0]),
+    with_sinks=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_soft_caps_and_sinks(
+    make_batch: MakeBatch,
+    requests: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    with_sinks: bool,
+    **shape: Any,
+) -> None:
+    batch = make_batch(requests, window=window, **shape)
+    assert_attends(batch, window, softcap=softcap, sinks=drawn_sinks(batch) if with_sinks else None)
+
+
+@pytest.mark.parametrize("window", [None, 301])
+def test_soft_caps_and_sinks_across_the_tiles(make_batch: MakeBatch, window: int | None) -> None:
+    batch = make_batch([(530, 700), (1, 650)], num_kv_heads=1, shared=2, head_size=8, window=window)
+    assert_attends(batch, window, softcap=1.5, sinks=drawn_sinks(batch))
+
+
+def test_a_sink_far_below_the_scores_takes_nothing_and_one_far_above_takes_all(make_batch: MakeBatch) -> None:
+    batch = make_batch([DECODE, CHUNK, PROMPT])
+    arguments = (batch.query, batch.kv_cache, batch.metadata, 0.25)
+    sinks = torch.full((batch.query.shape[1],), 1e4)
+    assert torch.equal(kernels.paged_attention(*arguments, sinks=-sinks), kernels.paged_attention(*arguments))
+    assert not kernels.paged_attention(*arguments, sinks=sinks).any()
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 16, 301, 10_000])
@@ -128,3 +180,11 @@ def test_control_a_window_off_by_one_fails(make_batch: MakeBatch, wrong: int) ->
     assert_attends(batch, 7)
     got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.25, wrong)
     assert np.abs(got.double().numpy() - reference(batch, 0.25, 7)).max() > 1e-2
+
+
+def test_control_the_tolerance_tells_a_missing_cap_and_another_heads_sink(make_batch: MakeBatch) -> None:
+    batch = make_batch([DECODE, CHUNK, PROMPT])
+    sinks = drawn_sinks(batch)
+    for wrong in ({"sinks": sinks}, {"softcap": 1.5}, {"softcap": 1.5, "sinks": sinks.roll(1)}):
+        got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.25, None, **wrong)
+        assert np.abs(got.double().numpy() - reference(batch, 0.25, None, 1.5, sinks)).max() > 1e-2

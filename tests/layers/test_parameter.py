@@ -6,7 +6,14 @@ import torch
 
 from octavo.checkpoints import CheckpointTensor
 from octavo.errors import CheckpointError
-from octavo.layers import ParallelLMHead, QKVParallelLinear, RowParallelLinear, VocabParallelEmbedding, WeightParameter
+from octavo.layers import (
+    ParallelLMHead,
+    QKVParallelLinear,
+    RMSNorm,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    WeightParameter,
+)
 
 
 def stored(values: torch.Tensor, name: str = "some.weight") -> CheckpointTensor:
@@ -49,6 +56,15 @@ def test_types_are_converted(source: torch.dtype, target: torch.dtype) -> None:
     parameter = WeightParameter((7, 5), target)
     parameter.weight_loader(stored(values))
     assert torch.equal(parameter, values.to(target))
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+def test_an_offset_is_added_once_in_the_parameters_type(source: torch.dtype) -> None:
+    values = (torch.randn(5) / 64).to(source)
+    parameter = RMSNorm(5, 1e-6, torch.bfloat16, weight_offset=1.0).weight
+    parameter.weight_loader(stored(values))
+    assert torch.equal(parameter, 1.0 + values.float())
+    assert not torch.equal(parameter, parameter.bfloat16().float())  # control: the model's type would round it
 
 
 def test_quantized_data_are_dequantized() -> None:

@@ -34,9 +34,39 @@ def test_a_channel_past_the_rotated_ones_is_left() -> None:
     assert not torch.equal(turned[1, :, :4], query[1, :, :4])
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "abacus"])
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 2.0],
+    "long_factor": [3.0, 5.0],
+    "original_max_position_embeddings": 8,
+    "attention_factor": 1.5,
+}
+
+
+@pytest.mark.parametrize(("max_position", "factors"), [(8, [1.0, 2.0]), (9, [3.0, 5.0])])
+def test_longrope_takes_one_list_for_all_positions_and_says_which(
+    max_position: int, factors: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="octavo"):
+        table = RotaryEmbedding(4, max_position, 100.0, LONGROPE).cos_sin
+    for position in range(max_position):
+        angles = [position / factors[0], position / 10 / factors[1]]
+        expected = [1.5 * value for value in (*map(math.cos, angles), *map(math.sin, angles))]
+        assert table[position].tolist() == pytest.approx(expected, abs=1e-5)
+    kind = "short" if max_position == 8 else "long"
+    assert f"the {kind} factors for every sequence: max_model_len is {max_position}" in caplog.text
+
+
+def test_longrope_factors_must_be_one_for_each_frequency() -> None:
+    with pytest.raises(ModelError, match=r"rope_scaling\.short_factor has 2 numbers, expected 3"):
+        RotaryEmbedding(6, 8, 100.0, LONGROPE)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "abacus"])
 def test_a_scaling_without_a_table_is_refused_by_name(kind: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"'{kind}' is not supported; supported: default, linear, llama3, yarn"):
+    with pytest.raises(
+        UnsupportedError, match=f"'{kind}' is not supported; supported: default, linear, llama3, longrope, yarn"
+    ):
         RotaryEmbedding(4, 10, 100.0, {"rope_type": kind, "factor": 2.0})
 
 
