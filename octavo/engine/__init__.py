@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from octavo.engine.config_builder import build_config
     from octavo.engine.core import EngineCore
     from octavo.engine.core_proc import EngineCoreProc
-    from octavo.engine.input_processor import EngineInputs, InputProcessor, Prompt
+    from octavo.engine.input_processor import EngineInputs, InputProcessor
     from octavo.engine.llm import LLM
     from octavo.engine.mp_client import AsyncMPClient, SyncMPClient
     from octavo.engine.output_processor import OutputProcessor
+    from octavo.engine.prompts import Prompt
 
 _HOMES = {
     "LLM": "llm",
@@ -53,7 +54,7 @@ _HOMES = {
     "InprocClient": "client",
     "InputProcessor": "input_processor",
     "OutputProcessor": "output_processor",
-    "Prompt": "input_processor",
+    "Prompt": "prompts",
     "SyncMPClient": "mp_client",
     "build_config": "config_builder",
     "make_async_client": "client",

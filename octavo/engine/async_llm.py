@@ -10,13 +10,15 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from octavo.config import EngineArgs, OctavoConfig
 from octavo.engine.client import AsyncEngineCoreClient, make_async_client
 from octavo.engine.config_builder import build_config
-from octavo.engine.input_processor import EngineInputs, InputProcessor, Prompt
+from octavo.engine.input_processor import EngineInputs, InputProcessor
 from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.prompts import Prompt
+from octavo.engine.sampling_defaults import default_sampling_params
 from octavo.engine.throughput_log import ThroughputLog
 from octavo.errors import ConfigError, EngineDeadError, ModelError, OverloadedError
 from octavo.logging import init_logger, one_line
@@ -34,6 +36,14 @@ _T = TypeVar("_T")
 # So many ids are checked on the event loop, in less time than it takes to hand them to a thread. Text never is.
 _INLINE_IDS = 2048
 _TEXT_THREADS = 4
+
+
+class _Text(NamedTuple):
+    """What is loaded in this process, beside the engine."""
+
+    tokenizer: Tokenizer
+    renderer: ChatRenderer
+    input_processor: InputProcessor
 
 
 class AsyncLLM:
@@ -60,7 +70,7 @@ class AsyncLLM:
         self._client: AsyncEngineCoreClient | None = None
         self._started = False  # by the caller, who then knows when it is ready
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="octavo-text")
-        self._text: Future[tuple[Tokenizer, ChatRenderer]] | None = None
+        self._text: Future[_Text] | None = None
         self._input_processor: InputProcessor | None = None
         self._output_processor: OutputProcessor | None = None
         self._ready_task: asyncio.Task[None] | None = None
@@ -86,14 +96,14 @@ class AsyncLLM:
         if self._client is None:
             self.progress = ("starting", 0.0)
             self._client = make_async_client(self.config)
-            self._text = self._threads.submit(_load_text, Path(self.config.model.path))
+            self._text = self._threads.submit(_load_text, self.config)
 
     async def ready(self) -> None:
         """Returns when requests can be taken; starts the engine if nobody has.
 
         Raises:
             EngineDeadError: the engine could not load the model; the message is the cause.
-            ModelError: the tokenizer cannot be loaded.
+            ModelError, ConfigError: the tokenizer, or a custom logits processor, cannot be loaded.
         """
         self._launch()
         if self._ready_task is None:
@@ -104,7 +114,7 @@ class AsyncLLM:
         assert self._client is not None
         assert self._text is not None
         try:
-            (tokenizer, _), engine_ready = await asyncio.gather(
+            text, engine_ready = await asyncio.gather(
                 asyncio.wrap_future(self._text), self._client.wait_ready(self._on_progress)
             )
         except BaseException as error:
@@ -115,8 +125,9 @@ class AsyncLLM:
         self.engine_ready = engine_ready
         model = dataclasses.replace(self.config.model, max_model_len=engine_ready.max_model_len)
         self.config = dataclasses.replace(self.config, model=model)
-        self._input_processor = InputProcessor(self.config, tokenizer)
-        self._output_processor = OutputProcessor(tokenizer, self.metrics)
+        text.input_processor.max_model_len = engine_ready.max_model_len
+        self._input_processor = text.input_processor
+        self._output_processor = OutputProcessor(text.tokenizer, self.metrics)
         self._output_task = asyncio.create_task(self._take_outputs(), name="engine-output-processing")
         self.progress = ("ready", 1.0)
 
@@ -181,21 +192,21 @@ class AsyncLLM:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; waits for it after ``start()``."""
-        return self._loaded_text()[0]
+        return self._loaded_text().tokenizer
 
     @property
     def renderer(self) -> ChatRenderer:
         """Renders chats with the model's own template."""
-        return self._loaded_text()[1]
+        return self._loaded_text().renderer
 
-    def _loaded_text(self) -> tuple[Tokenizer, ChatRenderer]:
+    def _loaded_text(self) -> _Text:
         if self._text is None:
             self._check_alive()
-            self._text = self._threads.submit(_load_text, Path(self.config.model.path))
+            self._text = self._threads.submit(_load_text, self.config)
         return self._text.result()
 
     async def render(self, messages: list[dict[str, Any]], **options: Any) -> RenderedPrompt:
-        """``renderer.render`` off the event loop."""
+        """``renderer.render`` off the event loop, with its options."""
         return await self._in_thread(lambda: self.renderer.render(messages, **options))
 
     async def _in_thread(self, call: Callable[[], _T]) -> _T:
@@ -211,10 +222,15 @@ class AsyncLLM:
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """A new SamplingParams with the values that the model's generation_config.json recommends."""
+        return default_sampling_params(self.config.model, self.config.model.max_model_len)
+
     async def process_inputs(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams,
+        sampling_params: SamplingParams | None,
         request_id: str,
         *,
         priority: int = 0,
@@ -222,6 +238,9 @@ class AsyncLLM:
         arrival_time: float | None = None,
     ) -> EngineInputs:
         """Checks and encodes a request without starting it. For doors that must know first that all is well.
+
+        Args:
+            sampling_params: None: the model's defaults, whose ``max_tokens`` gives way to the model's length.
 
         Raises:
             RequestError: see InputProcessor; OverloadedError while the model is being loaded.
@@ -240,12 +259,12 @@ class AsyncLLM:
                 request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt
             )
 
-        return process() if _is_short_ids(prompt) else await self._in_thread(process)
+        return process() if _is_short(prompt, sampling_params) else await self._in_thread(process)
 
     async def generate(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams,
+        sampling_params: SamplingParams | None,
         request_id: str,
         *,
         priority: int = 0,
@@ -348,11 +367,17 @@ class AsyncLLM:
         return await self._client.call_utility(method)
 
 
-def _load_text(path: Path) -> tuple[Tokenizer, ChatRenderer]:
-    tokenizer = load_tokenizer(path)
-    return tokenizer, ChatRenderer(tokenizer)
+def _load_text(config: OctavoConfig) -> _Text:
+    tokenizer = load_tokenizer(Path(config.model.tokenizer_path))
+    return _Text(tokenizer, ChatRenderer(tokenizer), InputProcessor(config, tokenizer))
 
 
-def _is_short_ids(prompt: Any) -> bool:
+def _is_short(prompt: Any, params: SamplingParams | None) -> bool:
+    """Whether it is done with sooner than a thread would take it over: few ids, and nothing to encode or to ask."""
     token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
-    return isinstance(token_ids, list) and len(token_ids) <= _INLINE_IDS
+    if not isinstance(token_ids, list) or len(token_ids) > _INLINE_IDS:
+        return False
+    if not isinstance(params, SamplingParams):
+        return True
+    lists = (params.logit_bias, params.allowed_token_ids, params.bad_words_token_ids)
+    return not params.bad_words and not params.extra_args and sum(len(each or ()) for each in lists) <= _INLINE_IDS

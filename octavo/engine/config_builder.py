@@ -17,6 +17,7 @@ from octavo.checkpoints import (
     resolve_tokenizer,
 )
 from octavo.config import SAMPLING_DEFAULTS, EngineArgs, OctavoConfig, resolve_config
+from octavo.engine.sampling_defaults import log_sampling_defaults
 from octavo.errors import ConfigError
 from octavo.logging import init_logger
 from octavo.platforms import current_platform
@@ -58,6 +59,8 @@ def build_config(args: EngineArgs, progress: Progress | None = None) -> OctavoCo
     if not model_stated:
         config = dataclasses.replace(config, reasons=config.reasons | {"model": "the demo model, as none was stated"})
     _log_choices(config, facts)
+    for flag, why in args.without_effect.items():
+        logger.info("%s changes nothing: %s", flag, why)
     return config
 
 
@@ -93,9 +96,10 @@ def _log_choices(config: OctavoConfig, facts: ModelFacts) -> None:
     chosen = [
         f"{name}={values[name]} ({reason})"
         for name, reason in config.reasons.items()
-        if reason not in ("stated", "default")
+        if reason not in ("stated", "default") and name != "default_sampling_params"
     ]
     logger.info("chosen: %s", ", ".join(chosen))
+    log_sampling_defaults(config)
     _log_not_applied(facts.generation_config)
 
 

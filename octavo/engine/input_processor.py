@@ -9,51 +9,33 @@ import itertools
 import re
 import time
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypedDict
+from typing import Any
 
 import msgspec
 
 from octavo.config import OctavoConfig
+from octavo.engine.bad_words import encode_bad_words
+from octavo.engine.custom_processors import CustomProcessors
+from octavo.engine.params_check import check_ids, check_params, check_prompt_logprobs, check_something_is_left
+from octavo.engine.prompts import Prompt, check_unicode, refuse, shown, split_prompt
+from octavo.engine.sampling_defaults import default_sampling_params
 from octavo.errors import RequestError
 from octavo.logging import init_logger
 from octavo.tokenizers import Tokenizer
-from octavo.types import EngineCoreRequest, SamplingParams
+from octavo.types import EngineCoreRequest, RequestOutputKind, SamplingParams
 
-__all__ = ["EngineInputs", "InputProcessor", "Prompt", "TextPrompt", "TokensPrompt"]
+__all__ = ["EngineInputs", "InputProcessor"]
 
 logger = init_logger(__name__)
 
-
-class _Salted(TypedDict, total=False):
-    cache_salt: str
-
-
-class TextPrompt(_Salted):
-    """A prompt as text."""
-
-    prompt: str
-
-
-class _Tokens(TypedDict):
-    prompt_token_ids: list[int]
-
-
-class TokensPrompt(_Tokens, _Salted, total=False):
-    """A prompt as token ids. ``prompt`` may say what text they came from; it is only handed back."""
-
-    prompt: str | None
-
-
-Prompt = str | TextPrompt | TokensPrompt
-
-_PROMPT_SHAPES = 'text, {"prompt": text} or {"prompt_token_ids": [token ids]}'
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _CACHE_SALT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 # Texts with at most so many characters for each token that fits are encoded without a closer look.
 _CHARACTERS_A_TOKEN = 16
-# Each choice has a copy of the prompt in the engine. So many tokens may be in all copies of one prompt.
-_MOST_COPIED_TOKENS = 2**22
+# Text that is to be truncated is encoded whole, whatever fits: some seconds of work for so many characters.
+_MOST_TRUNCATED_CHARACTERS = 2**24
+# Each choice has a copy of the prompt and of its parameters in the engine. So many ids may be in all copies.
+_MOST_COPIED_IDS = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +44,17 @@ class EngineInputs:
 
     Attributes:
         request_id: the caller's id.
-        prompt: the prompt's text, where it was given as text.
-        params: a copy of the caller's parameters, with ``seed`` and ``max_tokens`` filled in.
+        prompt: the prompt's text, where it was given as text; all of it, even where its ids are truncated.
+        params: a copy of the caller's parameters, with ``seed``, ``max_tokens`` and ``bad_words_token_ids`` filled in.
         requests: one for each choice, in order of index.
+        num_truncated_prompt_tokens: cut from the beginning of the prompt, because ``truncate_prompt_tokens`` says so.
     """
 
     request_id: str
     prompt: str | None
     params: SamplingParams
     requests: list[EngineCoreRequest]
+    num_truncated_prompt_tokens: int = 0
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -82,6 +66,9 @@ class InputProcessor:
 
     Attributes:
         max_model_len: longest prompt plus output, tokens. The engine may lower it when it has sized the cache.
+
+    Raises:
+        ConfigError: a custom logits processor cannot be loaded.
     """
 
     def __init__(self, config: OctavoConfig, tokenizer: Tokenizer) -> None:
@@ -89,6 +76,7 @@ class InputProcessor:
         self._model = config.model
         self._by_priority = config.scheduler.policy == "priority"
         self._tokenizer = tokenizer
+        self._custom = CustomProcessors(config.model.logits_processors)
         self._request_counter = itertools.count()
         self._longest_token: int | None = None
         if tokenizer.vocab_size > config.model.vocab_size:
@@ -103,48 +91,60 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | None,
         *,
         arrival_time: float | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        output_kind: RequestOutputKind | None = None,
     ) -> EngineInputs:
         """Checks everything and encodes the prompt's text; this may take a while and is best done off the event loop.
 
         Args:
+            params: None: the model's defaults, whose ``max_tokens`` gives way to the model's length.
             arrival_time: seconds of time.monotonic(); None: now.
+            output_kind: instead of the one that ``params`` says.
 
         Raises:
             RequestError: the request cannot be served as sent; it names the field.
+            RequestFailedError: a custom logits processor failed when it was asked about it.
         """
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         if not isinstance(request_id, str) or not request_id:
-            _refuse("request_id", f"request_id must be a string that is not empty, got {_shown(request_id)}")
-        _check_unicode("request_id", request_id)
-        if not isinstance(params, SamplingParams):
-            _refuse("sampling_params", f"sampling_params must be SamplingParams, got {type(params).__name__}")
+            refuse("request_id", f"request_id must be a string that is not empty, got {shown(request_id)}")
+        check_unicode("request_id", request_id)
         self._check_priority(priority)
-        text, token_ids, prompt_salt = _parts(prompt)
-        if cache_salt is not None and prompt_salt is not None:
-            _refuse("cache_salt", "cache_salt is given twice: with the prompt and as an argument")
-        salt = cache_salt if cache_salt is not None else prompt_salt
-        if salt is not None and (not isinstance(salt, str) or not _CACHE_SALT.fullmatch(salt)):
-            _refuse("cache_salt", "cache_salt must be 1 to 128 characters of A-Z a-z 0-9 . _ : -")
-        # replace() also brings fields that were assigned after construction into their usual form, and checks them.
-        params = msgspec.structs.replace(params)
-        self._check_params(params)
-        if token_ids is None:
-            assert text is not None
-            token_ids = self._encode(text)
-        else:
-            token_ids = self._checked_ids(token_ids)
-        self._complete(params, len(token_ids))
-        requests = [
+        text, given_ids, prompt_salt = split_prompt(prompt)
+        salt = _checked_salt(cache_salt, prompt_salt)
+        stated = params is not None
+        params = self._checked_params(params)
+        params.output_kind = params.output_kind if output_kind is None else output_kind
+        to_keep = self._num_tokens_to_keep(params)
+        token_ids = self._encode(text or "", to_keep) if given_ids is None else self._checked_ids(given_ids, to_keep)
+        num_truncated = 0 if to_keep is None else max(len(token_ids) - to_keep, 0)
+        token_ids = token_ids[num_truncated:]
+        self._complete(params, len(token_ids), stated)
+        requests = self._requests(request_id, token_ids, params, arrival_time, priority, salt)
+        return EngineInputs(request_id, text, params, requests, num_truncated)
+
+    def _requests(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        arrival_time: float,
+        priority: int,
+        salt: str | None,
+    ) -> list[EngineCoreRequest]:
+        """One for each choice. The prompt's logprobs are the same for all: only the first choice computes them."""
+        first = params
+        others = first if params.prompt_logprobs is None else msgspec.structs.replace(params, prompt_logprobs=None)
+        return [
             EngineCoreRequest(
                 request_id=request_id if params.n == 1 else f"{index}_{request_id}",
                 prompt_token_ids=token_ids,
-                sampling_params=params,
-                eos_token_ids=[] if params.ignore_eos else list(self._model.eos_token_ids),
+                sampling_params=first if index == 0 else others,
+                eos_token_ids=self._eos_token_ids(params),
                 arrival_time=arrival_time,
                 priority=priority,
                 cache_salt=salt,
@@ -152,59 +152,69 @@ class InputProcessor:
             )
             for index in range(params.n)
         ]
-        return EngineInputs(request_id, text, params, requests)
+
+    def _eos_token_ids(self, params: SamplingParams) -> list[int]:
+        return [] if params.ignore_eos else list(self._model.eos_token_ids)
 
     def _check_priority(self, priority: Any) -> None:
         if isinstance(priority, bool) or not isinstance(priority, int) or not _INT64_MIN <= priority <= _INT64_MAX:
-            _refuse("priority", f"priority must be an integer between {_INT64_MIN} and {_INT64_MAX}")
+            refuse("priority", f"priority must be an integer between {_INT64_MIN} and {_INT64_MAX}")
         if priority != 0 and not self._by_priority:
-            _refuse("priority", "priority needs a server that was started with --scheduling-policy priority")
+            refuse("priority", "priority needs a server that was started with --scheduling-policy priority")
 
-    def _check_params(self, params: SamplingParams) -> None:
-        """What the model's facts forbid, whatever the prompt is."""
-        for stop in params.stop:
-            _check_unicode("stop", stop)
+    # ---- parameters -------------------------------------------------------------------------------------------------
+
+    def _checked_params(self, params: SamplingParams | None) -> SamplingParams:
+        """A copy that this model can serve, whatever the prompt is, with ``bad_words_token_ids`` complete."""
+        if params is None:
+            params = default_sampling_params(self._model, self.max_model_len)
+        elif not isinstance(params, SamplingParams):
+            refuse("sampling_params", f"sampling_params must be SamplingParams, got {type(params).__name__}")
+        # clone() also brings fields that were assigned after construction into their usual form, and checks them.
+        params = params.clone()
         vocab_size = self._model.vocab_size
-        for token_id in params.stop_token_ids:
-            if token_id >= vocab_size:
-                message = f"stop_token_ids must be ids of the vocabulary, 0 to {vocab_size - 1}; got {token_id}"
-                _refuse("stop_token_ids", message)
-        if params.logprobs is not None and params.logprobs > self._model.max_logprobs:
-            message = f"logprobs must be at most {self._model.max_logprobs} (--max-logprobs), got {params.logprobs}"
-            _refuse("logprobs", message)
-        if params.max_tokens is not None and params.max_tokens > self.max_model_len:
-            message = (
-                f"max_tokens is {params.max_tokens}, but the model's context length is {self.max_model_len} tokens"
-            )
-            _refuse("max_tokens", message)
+        check_params(params, self._model, self.max_model_len)
+        if params.bad_words:
+            encoded = encode_bad_words(params.bad_words, self._tokenizer)
+            for sequence in encoded:
+                check_ids("bad_words", sequence, vocab_size)  # the tokenizer may be wider than the model
+            try:
+                params = msgspec.structs.replace(params, bad_words_token_ids=params.bad_words_token_ids + encoded)
+            except RequestError as error:
+                refuse("bad_words", f"bad_words, as token ids: {error}")
+        check_something_is_left(params, self._eos_token_ids(params), vocab_size)
+        self._custom.take(params)
+        return params
 
-    def _encode(self, text: str) -> list[int]:
+    def _num_tokens_to_keep(self, params: SamplingParams) -> int | None:
+        """How many tokens of the prompt are kept at most; None: all."""
+        if params.truncate_prompt_tokens != -1:
+            return params.truncate_prompt_tokens
+        return max(self.max_model_len - (params.max_tokens or 1), 1)
+
+    # ---- prompts ----------------------------------------------------------------------------------------------------
+
+    def _encode(self, text: str, to_keep: int | None) -> list[int]:
         if not text:
-            _refuse("prompt", "prompt must not be empty")
-        if len(text) > self.max_model_len * _CHARACTERS_A_TOKEN:
-            self._check_characters(len(text))
-        _check_unicode("prompt", text)
+            refuse("prompt", "prompt must not be empty")
+        if to_keep is None:
+            if len(text) > self.max_model_len * _CHARACTERS_A_TOKEN:
+                self._check_characters(len(text))
+        elif len(text) > _MOST_TRUNCATED_CHARACTERS:
+            message = f"the prompt has {len(text)} characters; to be truncated it may have {_MOST_TRUNCATED_CHARACTERS}"
+            refuse("prompt", message)
+        check_unicode("prompt", text)
         token_ids = self._tokenizer.encode(text)
         if not token_ids:
-            _refuse("prompt", "prompt must not be empty: its text has no tokens")
+            refuse("prompt", "prompt must not be empty: its text has no tokens")
         vocab_size = self._model.vocab_size
         if (highest := max(token_ids)) >= vocab_size:  # the tokenizer may be wider than the model
             message = (
-                f"the prompt has the token {_shown(self._tokenizer.decode_token(highest))} with id {highest}, but the "
+                f"the prompt has the token {shown(self._tokenizer.decode_token(highest))} with id {highest}, but the "
                 f"model's vocabulary is 0 to {vocab_size - 1}; leave that text out"
             )
-            _refuse("prompt", message)
+            refuse("prompt", message)
         return token_ids
-
-    def _check_copies(self, num_choices: int, num_prompt_tokens: int) -> None:
-        num_tokens = num_choices * num_prompt_tokens
-        if num_choices > 1 and num_tokens > _MOST_COPIED_TOKENS:
-            message = (
-                f"n is {num_choices} and the prompt has {num_prompt_tokens} tokens, together {num_tokens} in all "
-                f"choices, but at most {_MOST_COPIED_TOKENS} are taken; lower n to at most "
-                f"{max(_MOST_COPIED_TOKENS // num_prompt_tokens, 1)}"
-            )
-            _refuse("n", message)
 
     def _check_characters(self, num_characters: int) -> None:
         """Refuses text that cannot fit, without the price of encoding it: no token is longer than the longest."""
@@ -217,53 +227,59 @@ class InputProcessor:
                 f"the prompt has {num_characters} characters, which is at least {fewest} tokens, but this model's "
                 f"maximum context length is {self.max_model_len} tokens; shorten the prompt"
             )
-            _refuse("input_tokens", message)
+            refuse("input_tokens", message)
 
-    def _checked_ids(self, token_ids: Any) -> list[int]:
+    def _checked_ids(self, token_ids: Any, to_keep: int | None) -> list[int]:
         if not isinstance(token_ids, list | tuple):
-            _refuse("prompt", f"prompt_token_ids must be a list of token ids, got {type(token_ids).__name__}")
+            refuse("prompt", f"prompt_token_ids must be a list of token ids, got {type(token_ids).__name__}")
         if not token_ids:
-            _refuse("prompt", "prompt must not be empty")
+            refuse("prompt", "prompt must not be empty")
         vocab_size = self._model.vocab_size
-        if len(token_ids) <= self.max_model_len:  # a longer one is refused for its length, in any case
+        # A longer one is refused for its length, in any case, unless it is truncated.
+        if to_keep is not None or len(token_ids) <= self.max_model_len:
             if set(map(type, token_ids)) != {int}:
                 wrong = next(token_id for token_id in token_ids if type(token_id) is not int)
-                _refuse("prompt", f"prompt token ids must be integers, got {_shown(wrong)}")
+                refuse("prompt", f"prompt token ids must be integers, got {shown(wrong)}")
             low, high = min(token_ids), max(token_ids)
             if low < 0 or high >= vocab_size:
                 message = (
                     f"prompt token ids must be ids of the vocabulary, 0 to {vocab_size - 1}; "
-                    f"got {_shown(low if low < 0 else high)}"
+                    f"got {shown(low if low < 0 else high)}"
                 )
-                _refuse("prompt", message)
+                refuse("prompt", message)
         return list(token_ids)
 
-    def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """Fills in ``max_tokens`` and ``seed``, once it is known that prompt and output fit."""
+    def _complete(self, params: SamplingParams, num_prompt_tokens: int, stated: bool) -> None:
+        """Fills in ``max_tokens`` and ``seed``, once it is known that prompt and output fit.
+
+        Args:
+            stated: the parameters are the caller's own, not the defaults.
+        """
         room = self.max_model_len - num_prompt_tokens
         if room < 1:
             message = (
                 f"the prompt has {num_prompt_tokens} tokens, but this model's maximum context length is "
                 f"{self.max_model_len} tokens, output included; shorten the prompt"
             )
-            _refuse("input_tokens", message)
+            refuse("input_tokens", message)
         max_tokens = room if params.max_tokens is None else params.max_tokens
+        if not stated:
+            max_tokens = min(max_tokens, room)
         if max_tokens > room:
             message = (
                 f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, together "
                 f"{num_prompt_tokens + max_tokens}, but this model's maximum context length is {self.max_model_len} "
                 f"tokens; shorten the prompt, or lower max_tokens to at most {room}"
             )
-            _refuse("input_tokens", message)
+            refuse("input_tokens", message)
         if params.min_tokens > max_tokens:
             message = f"min_tokens is {params.min_tokens}, but the prompt leaves room for {max_tokens} tokens"
-            _refuse("min_tokens", message)
-        self._check_copies(params.n, num_prompt_tokens)
+            refuse("min_tokens", message)
+        _check_copies(params, num_prompt_tokens)
+        check_prompt_logprobs(params, num_prompt_tokens, self._model.vocab_size)
         params.max_tokens = max_tokens
         if params.seed is None:
             params.seed = self._draw_seed()
-        params.stop = list(params.stop)
-        params.stop_token_ids = list(params.stop_token_ids)
 
     def _draw_seed(self) -> int:
         """The seed of the next request that has none: a function of the engine's seed and a running number."""
@@ -272,36 +288,26 @@ class InputProcessor:
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
 
-def _parts(prompt: Any) -> tuple[str | None, Any, Any]:
-    """(text, token ids, cache salt) of a prompt in one of its shapes."""
-    if isinstance(prompt, str):
-        return prompt, None, None
-    if not isinstance(prompt, dict):
-        _refuse("prompt", f"prompt must be {_PROMPT_SHAPES}; got {type(prompt).__name__}")
-    for key in prompt:
-        if key not in _PROMPT_KEYS:
-            _refuse("prompt", f"prompt has an unknown key {_shown(key)}; known: {', '.join(_PROMPT_KEYS)}")
-    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if text is not None and not isinstance(text, str):
-        _refuse("prompt", f"prompt must be {_PROMPT_SHAPES}; its text is {type(text).__name__}")
-    if text is None and token_ids is None:
-        _refuse("prompt", f"prompt must be {_PROMPT_SHAPES}; it has neither")
-    return text, token_ids, prompt.get("cache_salt")
+def _check_copies(params: SamplingParams, num_prompt_tokens: int) -> None:
+    """Refuses more choices than there is room for in the engine."""
+    num_ids = len(params.allowed_token_ids or ()) + len(params.logit_bias)
+    each = num_prompt_tokens + num_ids
+    if params.n > 1 and params.n * each > _MOST_COPIED_IDS:
+        has = f"the prompt has {num_prompt_tokens} tokens"
+        if num_ids:
+            has += f", allowed_token_ids and logit_bias {num_ids} ids"
+        message = (
+            f"n is {params.n} and {has}, together {params.n * each} in all choices, but at most {_MOST_COPIED_IDS} are "
+            f"taken; lower n to at most {max(_MOST_COPIED_IDS // each, 1)}"
+        )
+        refuse("n", message)
 
 
-def _check_unicode(name: str, text: str) -> None:
-    if text.isascii():
-        return
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        _refuse(name, f"{name} is not valid Unicode text: a lone surrogate at character {error.start}")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < 2**128 else "a very large integer"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _refuse(param: str, message: str) -> NoReturn:
-    raise RequestError(message, param=param)
+def _checked_salt(argument: Any, with_prompt: Any) -> str | None:
+    """The cache salt, which may come either way."""
+    if argument is not None and with_prompt is not None:
+        refuse("cache_salt", "cache_salt is given twice: with the prompt and as an argument")
+    salt = argument if argument is not None else with_prompt
+    if salt is not None and (not isinstance(salt, str) or not _CACHE_SALT.fullmatch(salt)):
+        refuse("cache_salt", "cache_salt must be 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+    return salt

@@ -13,15 +13,16 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
 
-import msgspec
-
 from octavo.checkpoints import DEFAULT_MODEL
 from octavo.config import EngineArgs, OctavoConfig
 from octavo.engine.client import EngineCoreClient, make_sync_client
 from octavo.engine.config_builder import build_config
-from octavo.engine.input_processor import EngineInputs, InputProcessor, Prompt, TokensPrompt
-from octavo.engine.output_processor import OutputProcessor, RequestState
+from octavo.engine.input_processor import EngineInputs, InputProcessor
+from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.progress_bar import ProgressBar
+from octavo.engine.prompts import Prompt, TokensPrompt
+from octavo.engine.request_state import RequestState
+from octavo.engine.sampling_defaults import default_sampling_params
 from octavo.errors import RequestError
 from octavo.logging import init_logger
 from octavo.renderers import ChatRenderer
@@ -53,15 +54,16 @@ class LLM:
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         config = build_config(EngineArgs(model=model, **options))
-        self._tokenizer = load_tokenizer(Path(config.model.path))
+        self._tokenizer = load_tokenizer(Path(config.model.tokenizer_path))
         self._renderer = ChatRenderer(self._tokenizer)
+        self._input_processor = InputProcessor(config, self._tokenizer)
         self._client: EngineCoreClient = make_sync_client(config)
         # Also when this object is dropped, or the interpreter ends, without a shutdown.
         self._finalizer = weakref.finalize(self, self._client.shutdown)
         max_model_len = self._client.wait_ready().max_model_len
         model_config = dataclasses.replace(config.model, max_model_len=max_model_len)
         self.config: OctavoConfig = dataclasses.replace(config, model=model_config)
-        self._input_processor = InputProcessor(self.config, self._tokenizer)
+        self._input_processor.max_model_len = max_model_len
         self._output_processor = OutputProcessor(self._tokenizer)
         self._num_requests = 0
 
@@ -76,7 +78,8 @@ class LLM:
 
         Args:
             prompts: text, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``, or a list of such.
-            sampling_params: one for all, or a list of one for each; default: ``SamplingParams()``.
+            sampling_params: one for all, or a list of one for each; default: ``get_default_sampling_params()``, whose
+                ``max_tokens`` then gives way to the model's length.
             use_tqdm: show a progress bar.
             priority: one for each prompt; lower goes first (needs ``scheduling_policy="priority"``).
 
@@ -88,16 +91,21 @@ class LLM:
             raise RequestError(f"prompts must be a prompt or a list of prompts, got {prompts!r}", param="prompts")
         each = cast("Sequence[Prompt]", [prompts] if isinstance(prompts, str | dict) else prompts)
         count = len(each)
-        params = _one_each("sampling_params", SamplingParams() if sampling_params is None else sampling_params, count)
+        params = _one_each("sampling_params", sampling_params, count)
         priorities = [0] * count if priority is None else _one_each("priority", priority, count)
 
         def process(index: int) -> EngineInputs:
-            if not isinstance(params[index], SamplingParams):
+            if sampling_params is not None and not isinstance(params[index], SamplingParams):
                 message = f"sampling_params must be SamplingParams, got {type(params[index]).__name__}"
                 raise RequestError(message, param="sampling_params")
-            final_only = msgspec.structs.replace(params[index], output_kind=RequestOutputKind.FINAL_ONLY)
             request_id = str(self._num_requests + index)
-            return self._input_processor.process(request_id, each[index], final_only, priority=priorities[index])
+            return self._input_processor.process(
+                request_id,
+                each[index],
+                params[index],
+                priority=priorities[index],
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
 
         inputs = _for_each(count, process)
         self._num_requests += count
@@ -108,27 +116,41 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        add_generation_prompt: bool = True,
         chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers a conversation, or each of a list of conversations.
 
         Args:
             messages: ``[{"role": …, "content": …}, …]``, or a list of such lists.
-            add_generation_prompt: let the template begin the answer.
             chat_template: Jinja text, instead of the model's own template.
+            add_generation_prompt: let the template begin the answer.
+            continue_final_message: the last message is the beginning of what is generated: it is left open. Needs
+                ``add_generation_prompt=False``.
+            chat_template_kwargs: further variables of the template.
 
         Raises:
             RequestError: the template refuses the messages; else as ``generate``.
         """
         conversations = messages if messages and isinstance(messages[0], list) else [messages]
-        renderer = self._renderer if chat_template is None else ChatRenderer(self._tokenizer, chat_template)
 
         def render(index: int) -> TokensPrompt:
-            rendered = renderer.render(conversations[index], add_generation_prompt=add_generation_prompt)
+            rendered = self._renderer.render(
+                conversations[index],
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=chat_template_kwargs,
+            )
             return {"prompt": rendered.text, "prompt_token_ids": rendered.token_ids}
 
         return self.generate(_for_each(len(conversations), render), sampling_params, use_tqdm)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A new SamplingParams with the values that the model's generation_config.json recommends."""
+        return default_sampling_params(self.config.model, self.config.model.max_model_len)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""

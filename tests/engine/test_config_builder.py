@@ -40,7 +40,8 @@ def write_generation_config(folder: Path, **values: Any) -> None:
 def test_generation_config_of_the_model_is_applied_and_said(folder: Path, said: pytest.LogCaptureFixture) -> None:
     write_generation_config(folder, temperature=0.3, num_beams=4, eos_token_id=2)
     assert build(folder).model.default_sampling_params == {"temperature": 0.3}
-    assert "default_sampling_params={'temperature': 0.3} (generation_config.json)" in said.text
+    assert "generation_config.json: temperature=0.3; applied where a request states none" in said.text
+    assert said.text.count("0.3") == 1
     assert "generation_config.json: not applied: num_beams=4" in said.text
     assert "eos_token_id" not in said.text
 

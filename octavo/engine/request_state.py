@@ -1,0 +1,217 @@
+"""One request under way: what its choices have produced, and what of it the caller has not taken yet.
+
+Knows nothing of the engine: it takes in outputs, and gives out RequestOutputs in the form that was asked for.
+"""
+
+from collections.abc import Callable
+
+from octavo.engine.input_processor import EngineInputs
+from octavo.engine.logprob_tables import TokenTexts, logprob_table
+from octavo.engine.text_stream import TextStream
+from octavo.errors import RequestError, RequestFailedError
+from octavo.tokenizers import StopMatcher, Tokenizer
+from octavo.types import (
+    CompletionOutput,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    PromptLogprobTables,
+    RequestMetrics,
+    RequestOutput,
+    RequestOutputKind,
+    SampleLogprobs,
+)
+
+__all__ = ["Choice", "RequestState"]
+
+
+class Choice:
+    """One sequence of a request: what it has produced, and what of it the caller has not taken yet.
+
+    Args:
+        texts: of the tokens, for logprob tables.
+        matcher: of the stop strings; None: there are none.
+    """
+
+    __slots__ = (
+        "_stream",
+        "_texts",
+        "changed",
+        "cumulative_logprob",
+        "engine_request",
+        "finish_reason",
+        "logprobs",
+        "metrics",
+        "num_tokens",
+        "state",
+        "stop_reason",
+        "text",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        state: "RequestState",
+        engine_request: EngineCoreRequest,
+        tokenizer: Tokenizer,
+        texts: TokenTexts,
+        matcher: StopMatcher | None,
+    ) -> None:
+        params = engine_request.sampling_params
+        wants_logprobs = params.logprobs is not None or params.logprob_token_ids is not None
+        self.state = state
+        self.engine_request = engine_request
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: SampleLogprobs | None = [] if wants_logprobs else None
+        self.cumulative_logprob: float | None = 0.0 if wants_logprobs else None
+        self.num_tokens = 0
+        self.changed = False
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.metrics = RequestMetrics(arrival_time=engine_request.arrival_time)
+        self._stream = TextStream(tokenizer, matcher, params) if params.detokenize else None
+        self._texts = texts if params.detokenize else None
+
+    def add(self, output: EngineCoreOutput) -> None:
+        """Takes in what a step produced; it may end with a stop string where the engine went on."""
+        if output.new_prompt_logprobs is not None and self.state.prompt_logprobs is not None:
+            tables = (logprob_table(position, self._texts) for position in output.new_prompt_logprobs)
+            self.state.prompt_logprobs.extend(tables)
+        token_ids = output.new_token_ids
+        last = len(token_ids) - 1 if output.finish_reason == FinishReason.STOP else -1
+        for position, token_id in enumerate(token_ids):
+            self.token_ids.append(token_id)
+            self.num_tokens += 1
+            if self.logprobs is not None and output.new_logprobs is not None:
+                logprobs = output.new_logprobs[position]
+                self.logprobs.append(logprob_table(logprobs, self._texts))
+                self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprobs.logprobs[0]
+            if self._stream is None:
+                continue
+            text, stop = self._stream.push_stop(token_id) if position == last else self._stream.push(token_id)
+            self.text += text
+            if stop is not None:
+                self._end(FinishReason.STOP, stop)
+                return
+        if token_ids:
+            self.changed = True
+        if output.finish_reason is not None:
+            self.end(output.finish_reason, output.stop_reason)
+
+    def end(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """Ends it, and lets out the text that was held back."""
+        text, stop = ("", None) if self._stream is None else self._stream.finish()
+        self.text += text
+        if stop is not None:
+            self._end(FinishReason.STOP, stop)
+        else:
+            self._end(reason, stop_reason)
+
+    def fail(self) -> None:
+        """Ends it as it is: its text cannot be trusted to go on, not even to its end."""
+        self._end(FinishReason.ERROR, None)
+
+    def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+        self.changed = True
+        self.state.num_unfinished -= 1
+
+    def take(self, delta: bool) -> CompletionOutput:
+        """What the caller gets: everything, or what is new since the last call."""
+        taken = CompletionOutput(
+            self.engine_request.choice_index,
+            self.text,
+            self.token_ids,
+            self.cumulative_logprob,
+            self.logprobs,
+            None if self.finish_reason is None else str(self.finish_reason),
+            self.stop_reason,
+        )
+        self.changed = False
+        if delta:
+            self.text = ""
+            self.token_ids = []
+            self.logprobs = None if self.logprobs is None else []
+        elif self.finish_reason is None:
+            self.token_ids = list(self.token_ids)
+            self.logprobs = None if self.logprobs is None else list(self.logprobs)
+        return taken
+
+
+class RequestState:
+    """One request under way.
+
+    Attributes:
+        inputs: the request as it was checked.
+        engine_requests: what the engine is to be given.
+        wake: called when there is something to take.
+        num_unfinished: choices that go on.
+        final_only: there is nothing to take before the end.
+        error: what to raise if the engine could not go on with it, or refused it.
+        prompt_logprobs: what has come of them; None: not asked for, or taken.
+    """
+
+    def __init__(self, inputs: EngineInputs, wake: Callable[[], None] | None) -> None:
+        self.inputs = inputs
+        self.engine_requests: list[EngineCoreRequest] = []
+        self.wake = wake
+        self.num_unfinished = len(inputs.requests)
+        self.num_cached_tokens = 0
+        self.error: RequestFailedError | RequestError | None = None
+        self.choices: list[Choice] = []
+        self.final_only = inputs.params.output_kind == RequestOutputKind.FINAL_ONLY
+        # Nothing comes before the first token.
+        self.prompt_logprobs: PromptLogprobTables | None = None if inputs.params.prompt_logprobs is None else [None]
+        self._delta = inputs.params.output_kind == RequestOutputKind.DELTA
+
+    @property
+    def finished(self) -> bool:
+        return self.num_unfinished == 0
+
+    def take(self) -> RequestOutput | None:
+        """What has come since the last call, in the form that was asked for; None: nothing to give yet."""
+        choices, delta = self.choices, self._delta
+        if self.final_only and not self.finished:
+            return None
+        if not any(choice.changed for choice in choices) or self._prompt_logprobs_to_come():
+            return None
+        taken = [choice.take(delta) for choice in choices if choice.changed or not delta]
+        output = RequestOutput(
+            request_id=self.inputs.request_id,
+            prompt=self.inputs.prompt,
+            prompt_token_ids=self.inputs.prompt_token_ids,
+            outputs=taken,
+            finished=self.finished,
+            num_cached_tokens=self.num_cached_tokens,
+            prompt_logprobs=self.prompt_logprobs,
+            metrics=_merged([choice.metrics for choice in choices]) if self.finished else None,
+            num_truncated_prompt_tokens=self.inputs.num_truncated_prompt_tokens,
+        )
+        if delta:
+            self.prompt_logprobs = None
+        return output
+
+    def _prompt_logprobs_to_come(self) -> bool:
+        """The first output has them all. They come with the first choice, and another one may be ahead of it."""
+        first = self.choices[0]
+        return self.prompt_logprobs is not None and first.num_tokens == 0 and first.finish_reason is None
+
+
+def _merged(times: list[RequestMetrics]) -> RequestMetrics:
+    """The times of a request from those of its choices."""
+    if len(times) == 1:
+        return times[0]
+
+    def earliest(name: str) -> float:
+        return min((at for at in (getattr(entry, name) for entry in times) if at), default=0.0)
+
+    return RequestMetrics(
+        arrival_time=earliest("arrival_time"),
+        queued_time=earliest("queued_time"),
+        scheduled_time=earliest("scheduled_time"),
+        first_token_time=earliest("first_token_time"),
+        last_token_time=max(entry.last_token_time for entry in times),
+        num_preemptions=sum(entry.num_preemptions for entry in times),
+    )
