@@ -1,7 +1,27 @@
 """From logits to tokens: vectorised over the batch, each row independent of its neighbours, bit for bit."""
 
-from octavo.sample.metadata import SamplingMetadata
+from octavo.sample.logits_processor import (
+    LogitsProcessor,
+    RowProcessor,
+    load_logits_processors,
+    request_processors,
+)
+from octavo.sample.metadata import Penalties, RowChanges, SamplingMetadata
 from octavo.sample.philox import philox_4x32, uniforms
+from octavo.sample.request_changes import RequestChanges
 from octavo.sample.sampler import Sampler, SamplerOutput
 
-__all__ = ["Sampler", "SamplerOutput", "SamplingMetadata", "philox_4x32", "uniforms"]
+__all__ = [
+    "LogitsProcessor",
+    "Penalties",
+    "RequestChanges",
+    "RowChanges",
+    "RowProcessor",
+    "Sampler",
+    "SamplerOutput",
+    "SamplingMetadata",
+    "load_logits_processors",
+    "philox_4x32",
+    "request_processors",
+    "uniforms",
+]

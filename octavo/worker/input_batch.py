@@ -4,13 +4,18 @@ It lives across steps and is changed by increments. A row keeps its place from a
 steps index the rows they need, so nothing ever moves. Knows nothing of torch.
 """
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.sample import SamplingMetadata
-from octavo.types import BlockIds, CachedRequestData, NewRequestData, SamplingParams, SchedulerOutput
+from octavo.sample import LogitsProcessor, RequestChanges, RowChanges, SamplingMetadata, request_processors
+from octavo.types import BlockIds, CachedRequestData, NewRequestData, SchedulerOutput
 
 __all__ = ["InputBatch"]
+
+T = TypeVar("T")
 
 
 class InputBatch:
@@ -20,6 +25,7 @@ class InputBatch:
     max_model_len: tokens a row.
     vocab_size: width of the logits.
     block_sizes: tokens in a block, for each KV cache group.
+    processors: custom logits processors.
 
     Attributes, all indexed by row:
         token_ids: [max_num_seqs, max_model_len] int32: the prompt, then every token sampled so far.
@@ -27,12 +33,21 @@ class InputBatch:
             ahead, has only placeholders for.
         num_prompt_tokens: how many of them are the prompt.
         num_computed_tokens: leading tokens whose KV is in the cache, as of the step being prepared.
+        num_prompt_logprobs: so many are wanted for each token of the prompt; -1: none.
         block_tables: for each group [max_num_seqs, blocks of max_model_len] int32.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, vocab_size: int, block_sizes: list[int]) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        block_sizes: list[int],
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
         self.row_of: dict[str, int] = {}
         self._vocab_size = vocab_size
+        self._processors = processors
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
@@ -44,14 +59,17 @@ class InputBatch:
         ]
         self._num_blocks = np.zeros((len(block_sizes), max_num_seqs), dtype=np.int64)
 
+        self.num_prompt_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
         self._temperature = np.zeros(max_num_seqs, dtype=np.float64)
+        self._min_p = np.zeros(max_num_seqs, dtype=np.float64)
         self._top_k = np.zeros(max_num_seqs, dtype=np.int64)
         self._top_p = np.ones(max_num_seqs, dtype=np.float64)
         self._seed = np.zeros(max_num_seqs, dtype=np.int64)
         self._choice_index = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
-        self._min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
-        self._ending_ids: dict[int, NDArray[np.int64]] = {}  # of rows with min_tokens
+        # Of the rows that have some.
+        self._changes: dict[int, RequestChanges] = {}
+        self._logprob_token_ids: dict[int, NDArray[np.int64]] = {}
 
     def apply(self, scheduler_output: SchedulerOutput) -> None:
         """Brings the batch to the state in which the step begins."""
@@ -76,14 +94,14 @@ class InputBatch:
         self.num_computed_tokens[row] = request.num_computed_tokens
         self._num_blocks[:, row] = 0
         self._append_blocks(row, request.block_ids)
-        self._set_sampling(row, request.sampling_params, request.eos_token_ids)
-        self._choice_index[row] = request.choice_index
+        self._set_sampling(row, request)
 
     def remove(self, req_id: str) -> None:
         """Forgets a request. One that never reached the worker (aborted before its first step) is not an error."""
         row = self.row_of.pop(req_id, None)
         if row is not None:
-            self._ending_ids.pop(row, None)
+            self._changes.pop(row, None)
+            self._logprob_token_ids.pop(row, None)
             self._free_rows.append(row)
 
     def rows(self, req_ids: list[str]) -> NDArray[np.int64]:
@@ -97,29 +115,28 @@ class InputBatch:
 
     def sampling_metadata(self, rows: NDArray[np.int64]) -> SamplingMetadata:
         """What ``rows`` ask of the sampler for their next token."""
-        position = self.num_tokens[rows] - self.num_prompt_tokens[rows]
-        banned_rows, banned_ids = self._banned(rows, position)
         return SamplingMetadata(
             temperature=self._temperature[rows],
+            min_p=self._min_p[rows],
             top_k=self._top_k[rows],
             top_p=self._top_p[rows],
             seed=self._seed[rows],
             choice_index=self._choice_index[rows],
-            output_position=position,
+            output_position=self.num_tokens[rows] - self.num_prompt_tokens[rows],
             num_logprobs=self._num_logprobs[rows],
-            banned_rows=banned_rows,
-            banned_ids=banned_ids,
+            logprob_token_ids=_of_rows(self._logprob_token_ids, rows),
+            changes=self._row_changes(rows),
         )
 
-    def _banned(
-        self, rows: NDArray[np.int64], position: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(index into ``rows``, token id) pairs: what would end a request before its min_tokens."""
-        early = np.flatnonzero(position < self._min_tokens[rows]) if self._ending_ids else np.empty(0, np.int64)
-        if early.size == 0:
-            return early, early
-        ids = [self._ending_ids[row] for row in rows[early].tolist()]
-        return np.repeat(early, [len(some) for some in ids]), np.concatenate(ids)
+    def _row_changes(self, rows: NDArray[np.int64]) -> dict[int, RowChanges]:
+        """Index into ``rows`` → how that row's logits are changed for its next token."""
+        found: dict[int, RowChanges] = {}
+        for index, changes in _of_rows(self._changes, rows).items():
+            row = rows[index]
+            now = changes.row(self.token_ids[row, : self.num_tokens[row]], int(self.num_prompt_tokens[row]))
+            if now is not None:
+                found[index] = now
+        return found
 
     def _update(self, cached: CachedRequestData) -> None:
         rows = self.rows(cached.req_ids)
@@ -137,16 +154,34 @@ class InputBatch:
             self.block_tables[group][row, start : start + len(new)] = new
             self._num_blocks[group, row] = start + len(new)
 
-    def _set_sampling(self, row: int, params: SamplingParams, eos_token_ids: list[int]) -> None:
+    def _set_sampling(self, row: int, request: NewRequestData) -> None:
+        params = request.sampling_params
         if params.seed is None:
             raise ValueError("sampling_params.seed must be set before a request reaches the worker")
         self._temperature[row] = 0.0 if params.greedy else params.temperature
+        self._min_p[row] = params.min_p
         self._top_k[row] = params.top_k
         self._top_p[row] = params.top_p
         self._seed[row] = params.seed
-        self._num_logprobs[row] = -1 if params.logprobs is None else params.logprobs
-        self._min_tokens[row] = params.min_tokens
-        if params.min_tokens > 0:
-            ids = np.unique(np.array([*eos_token_ids, *params.stop_token_ids], dtype=np.int64))
-            # A checkpoint may name an end of sequence that is beyond its own vocabulary: it can't be sampled anyway.
-            self._ending_ids[row] = ids[ids < self._vocab_size]
+        self._choice_index[row] = request.choice_index
+        self._num_logprobs[row] = self._listed(params.logprobs)
+        self.num_prompt_logprobs[row] = self._listed(params.prompt_logprobs)
+        if params.logprob_token_ids is not None:
+            self._num_logprobs[row] = 0
+            self._logprob_token_ids[row] = np.array(params.logprob_token_ids, dtype=np.int64)
+        processors = request_processors(self._processors, params, request.token_ids[: request.num_prompt_tokens])
+        if processors or RequestChanges.used_by(params):
+            self._changes[row] = RequestChanges(params, request.eos_token_ids, self._vocab_size, processors)
+
+    def _listed(self, num_logprobs: int | None) -> int:
+        """How many logprobs are listed; -1: not even the token's own. (In parameters, -1 is the whole vocabulary.)"""
+        if num_logprobs is None:
+            return -1
+        return self._vocab_size if num_logprobs == -1 else num_logprobs
+
+
+def _of_rows(entries: dict[int, T], rows: NDArray[np.int64]) -> dict[int, T]:
+    """Index into ``rows`` → its entry, where it has one."""
+    if not entries:
+        return {}
+    return {index: entries[row] for index, row in enumerate(rows.tolist()) if row in entries}

@@ -4,7 +4,7 @@ A step comes in two calls, so that work can be put between forward and sampling.
 InputBatch; the model it drives knows none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo.attention import Attention, AttentionMetadata, set_forward_context
 from octavo.config import OctavoConfig
-from octavo.sample import Sampler, SamplerOutput
+from octavo.sample import LogitsProcessor, Sampler, SamplerOutput
 from octavo.types import KVCacheConfig, ModelRunnerOutput, SchedulerOutput
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.peak_memory import PeakMemory
@@ -59,12 +59,20 @@ class ModelRunner:
     config: the final configuration.
     model: computes hidden states and logits.
     layers: its attention layers by name.
+    processors: custom logits processors.
     """
 
-    def __init__(self, config: OctavoConfig, model: CausalModel, layers: Mapping[str, Attention]) -> None:
+    def __init__(
+        self,
+        config: OctavoConfig,
+        model: CausalModel,
+        layers: Mapping[str, Attention],
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
         self._config = config
         self._model = model
         self._layers = layers
+        self._processors = processors
         self._sampler = Sampler()
         self._kv_cache_config: KVCacheConfig | None = None
         self._kv_tensors: dict[str, Tensor] = {}
@@ -84,6 +92,7 @@ class ModelRunner:
             max_model_len=max_model_len,
             vocab_size=self._config.model.vocab_size,
             block_sizes=[group.spec.block_size for group in kv_cache_config.groups],
+            processors=self._processors,
         )
 
     @torch.inference_mode()

@@ -10,9 +10,9 @@ from octavo.config import OctavoConfig
 from octavo.errors import ConfigError
 from octavo.kernels import kernel_set
 from octavo.loader import load_model
-from octavo.logging import init_logger
+from octavo.logging import init_logger, one_line
 from octavo.platforms import current_platform
-from octavo.sample import Sampler
+from octavo.sample import LogitsProcessor, Sampler, load_logits_processors
 from octavo.types import KVCacheConfig, KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 from octavo.worker.model_runner import CausalModel, ModelRunner
 
@@ -47,9 +47,10 @@ class Worker:
 
     def load_model(self, progress: Progress | None = None) -> str:
         """Loads the weights; ``progress(stage, share)`` is told how far it is. Returns the kernel set's name."""
+        processors = self._make_processors()  # first: a name that is wrong is told before the weights are read
         model = self._load(self._config, progress)
         self._layers = attention_layers(model)
-        self._runner = ModelRunner(self._config, cast(CausalModel, model), self._layers)
+        self._runner = ModelRunner(self._config, cast(CausalModel, model), self._layers, processors)
         return kernel_set()
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
@@ -110,8 +111,19 @@ class Worker:
             raise RuntimeError("the worker holds no model: load_model() comes first, and nothing after shutdown()")
         return self._runner
 
+    def _make_processors(self) -> list[LogitsProcessor]:
+        processors = []
+        for processor in load_logits_processors(self._config.model.logits_processors):
+            try:
+                processors.append(processor(self._config))
+            except Exception as error:  # not our code
+                cause = one_line(f"{type(error).__name__}: {error}")
+                raise ConfigError(f"--logits-processors: {processor.__name__} cannot be made: {cause}") from error
+        return processors
+
     def _step_bytes(self) -> int:
         scheduler, model = self._config.scheduler, self._config.model
         num_tokens = min(_PROFILED_TOKENS, scheduler.max_num_batched_tokens, model.max_model_len)
         forward = self._loaded().profile_forward(num_tokens) * scheduler.max_num_batched_tokens // num_tokens
-        return forward + Sampler.workspace_bytes(scheduler.max_num_seqs, model.vocab_size)
+        most_logprobs = model.vocab_size if model.max_logprobs == -1 else model.max_logprobs
+        return forward + Sampler.workspace_bytes(scheduler.max_num_seqs, model.vocab_size, most_logprobs)

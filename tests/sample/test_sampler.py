@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.sample import Sampler, SamplerOutput, SamplingMetadata, uniforms
+from octavo.sample import RowChanges, Sampler, SamplerOutput, SamplingMetadata, uniforms
 
 INF = math.inf
 NAN = math.nan
@@ -25,6 +25,7 @@ class Row:
     """What one request asks, as plain values."""
 
     temperature: float = 0.0
+    min_p: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
@@ -36,13 +37,14 @@ class Row:
 
 def metadata_of(rows: list[Row]) -> SamplingMetadata:
     def column(name: str) -> np.ndarray:
-        kind = np.float64 if name in ("temperature", "top_p") else np.int64
+        kind = np.float64 if name in ("temperature", "min_p", "top_p") else np.int64
         return np.array([getattr(row, name) for row in rows], dtype=kind)
 
     return SamplingMetadata(
         **{item.name: column(item.name) for item in fields(Row) if item.name != "banned"},
-        banned_rows=np.array([i for i, row in enumerate(rows) for _ in row.banned], dtype=np.int64),
-        banned_ids=np.array([token_id for row in rows for token_id in row.banned], dtype=np.int64),
+        changes={
+            i: RowChanges(banned_ids=np.array(row.banned, dtype=np.int64)) for i, row in enumerate(rows) if row.banned
+        },
     )
 
 
@@ -63,6 +65,9 @@ def reference(logits: list[float], row: Row) -> int:
     best = allowed[descending[0]]
     weights = [math.exp(0.0 if logit == best else (logit - best) / row.temperature) for logit in allowed]
     total = sum_in_order(weights)
+    if row.min_p > 0.0:
+        weights = [weight if weight >= row.min_p else 0.0 for weight in weights]
+        total = sum_in_order(weights)
     kept = descending
     if 0 < row.top_k < len(allowed):
         kept = descending[: row.top_k]
@@ -132,6 +137,7 @@ def batches(draw: st.DrawFn) -> tuple[list[list[float]], list[Row]]:
         values = draw(st.lists(kind, min_size=vocab_size, max_size=vocab_size))
         row = Row(
             temperature=draw(st.sampled_from([0.0, 0.01, 0.7, 1.0, 2.0])),
+            min_p=draw(st.sampled_from([0.0, 0.0, 0.03, 0.3, 1.0])),
             top_k=draw(st.sampled_from([0, 1, 2, 5, vocab_size, vocab_size + 9])),
             top_p=draw(st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.1, 1e-9])),
             seed=draw(st.integers(-(2**63), 2**63 - 1)),

@@ -113,16 +113,16 @@ def reference_tokens(prompt: list[int], params: SamplingParams, count: int, choi
     for position in range(count):
         logits = toy_logits(hashed(history), hashed(history[-WINDOW:]), history[-1])
         ending = sorted({EOS, *params.stop_token_ids}) if position < params.min_tokens else []
+        logits[ending] = -np.inf
         metadata = SamplingMetadata(
             temperature=np.array([0.0 if params.greedy else params.temperature]),
+            min_p=np.array([params.min_p]),
             top_k=np.array([params.top_k]),
             top_p=np.array([params.top_p]),
             seed=np.array([params.seed]),
             choice_index=np.array([choice_index]),
             output_position=np.array([position]),
             num_logprobs=np.array([-1]),
-            banned_rows=np.zeros(len(ending), dtype=np.int64),
-            banned_ids=np.array(ending, dtype=np.int64),
         )
         history.append(int(Sampler()(torch.from_numpy(logits)[None], metadata).token_ids[0]))
     return history[len(prompt) :]

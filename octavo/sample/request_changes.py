@@ -1,0 +1,176 @@
+"""What one request changes in its logits, from its sampling parameters and the tokens it has so far.
+
+The worker keeps one of these for each request that changes anything. All of it follows from the tokens: after a
+preemption or a rollback it is as if nothing had happened.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.sample.logits_processor import NamedProcessor
+from octavo.sample.metadata import Penalties, RowChanges
+from octavo.types import SamplingParams
+
+__all__ = ["RequestChanges"]
+
+_NO_IDS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+_NO_BIAS: NDArray[np.float64] = np.empty(0, dtype=np.float64)
+
+
+class RequestChanges:
+    """Args:
+
+    params: the request's.
+    eos_token_ids: end-of-sequence ids, for min_tokens.
+    vocab_size: width of the logits.
+    processors: the custom ones that the request uses.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        eos_token_ids: Sequence[int],
+        vocab_size: int,
+        processors: Sequence[NamedProcessor] = (),
+    ) -> None:
+        self._params = params
+        self._processors = processors
+        repeats, counts = params.repetition_penalty != 1.0, params.frequency_penalty or params.presence_penalty
+        self._counts = _TokenCounts(with_prompt=repeats) if repeats or counts else None
+        self._bias_ids, self._bias = _NO_IDS, _NO_BIAS
+        if params.logit_bias:
+            self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
+            self._bias = np.array(list(params.logit_bias.values()), dtype=np.float64)
+        self._forbidden: NDArray[np.bool_] | None = None
+        if params.allowed_token_ids is not None:
+            self._forbidden = np.ones(vocab_size, dtype=bool)
+            self._forbidden[params.allowed_token_ids] = False
+        self._bad_words = _BadWords(params.bad_words_token_ids) if params.bad_words_token_ids else None
+        self._ending_ids = _NO_IDS
+        if params.min_tokens > 0:
+            ids = np.unique(np.array([*eos_token_ids, *params.stop_token_ids], dtype=np.int64))
+            # A checkpoint may name an end of sequence that is beyond its own vocabulary: it can't be sampled anyway.
+            self._ending_ids = ids[ids < vocab_size]
+
+    @staticmethod
+    def used_by(params: SamplingParams) -> bool:
+        """Whether ``params`` change logits at all, custom processors aside."""
+        return bool(
+            params.repetition_penalty != 1.0
+            or params.frequency_penalty
+            or params.presence_penalty
+            or params.logit_bias
+            or params.allowed_token_ids is not None
+            or params.bad_words_token_ids
+            or params.min_tokens
+        )
+
+    def row(self, token_ids: NDArray[np.int32], num_prompt_tokens: int) -> RowChanges | None:
+        """The changes for the next token; None: there are none for this one.
+
+        Args:
+            token_ids: [num_tokens] prompt and output so far.
+        """
+        output = token_ids[num_prompt_tokens:]
+        penalties = None if self._counts is None else self._penalties(self._counts, token_ids, num_prompt_tokens)
+        banned = self._banned(output)
+        if (
+            penalties is None
+            and self._forbidden is None
+            and not (banned.size or self._bias_ids.size or self._processors)
+        ):
+            return None
+        return RowChanges(
+            penalties=penalties,
+            bias_ids=self._bias_ids,
+            bias=self._bias,
+            forbidden=self._forbidden,
+            banned_ids=banned,
+            processors=self._processors,
+            output_token_ids=output,
+        )
+
+    def _penalties(
+        self, counts: "_TokenCounts", token_ids: NDArray[np.int32], num_prompt_tokens: int
+    ) -> Penalties | None:
+        counts.follow(token_ids, num_prompt_tokens)
+        if not counts.ids.size:
+            return None
+        params = self._params
+        return Penalties(
+            ids=counts.ids,
+            counts=counts.counts,
+            repetition=params.repetition_penalty,
+            frequency=params.frequency_penalty,
+            presence=params.presence_penalty,
+        )
+
+    def _banned(self, output: NDArray[np.int32]) -> NDArray[np.int64]:
+        ending = self._ending_ids if len(output) < self._params.min_tokens else _NO_IDS
+        return ending if self._bad_words is None else np.concatenate([ending, self._bad_words.banned(output)])
+
+
+class _TokenCounts:
+    """The distinct tokens of one request, and how often each has been generated, kept up as tokens come.
+
+    Args:
+        with_prompt: the prompt's tokens are among them.
+
+    Attributes:
+        ids, counts: int64, [entries]; ids ascending.
+    """
+
+    def __init__(self, with_prompt: bool) -> None:
+        self._with_prompt = with_prompt
+        self._num_counted = 0
+        self.ids = self.counts = _NO_IDS
+
+    def follow(self, token_ids: NDArray[np.int32], num_prompt_tokens: int) -> None:
+        """Brings the counts up to ``token_ids``. A step adds a token or few; where tokens have been taken back,
+        everything is counted anew."""
+        if num_prompt_tokens <= self._num_counted <= len(token_ids):
+            for token_id in token_ids[self._num_counted :].tolist():
+                self._add(token_id)
+        else:
+            self._count(token_ids, num_prompt_tokens)
+        self._num_counted = len(token_ids)
+
+    def _count(self, token_ids: NDArray[np.int32], num_prompt_tokens: int) -> None:
+        generated, counts = np.unique(token_ids[num_prompt_tokens:], return_counts=True)
+        ids = np.unique(token_ids) if self._with_prompt else generated
+        self.counts = np.zeros(len(ids), dtype=np.int64)
+        self.counts[np.searchsorted(ids, generated)] = counts
+        self.ids = ids.astype(np.int64)
+
+    def _add(self, token_id: int) -> None:
+        at = int(np.searchsorted(self.ids, token_id))
+        if at == len(self.ids) or self.ids[at] != token_id:
+            self.ids = np.insert(self.ids, at, token_id)
+            self.counts = np.insert(self.counts, at, 0)
+        self.counts[at] += 1
+
+
+class _BadWords:
+    """The bad words of one request, as one table: finds all that are about to be completed at once."""
+
+    _ANYTHING = -1
+    _NOTHING = -2
+
+    def __init__(self, words: list[list[int]]) -> None:
+        self._last_ids = np.array([word[-1] for word in words], dtype=np.int64)
+        width = max(len(word) for word in words) - 1
+        self._before = np.full((len(words), width), self._ANYTHING, dtype=np.int64)
+        for row, word in enumerate(words):
+            self._before[row, width - len(word) + 1 :] = word[:-1]
+
+    def banned(self, output: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Last tokens of the words whose other tokens are the end of ``output``."""
+        width = self._before.shape[1]
+        recent = np.full(width, self._NOTHING, dtype=np.int64)
+        count = min(width, len(output))
+        recent[width - count :] = output[len(output) - count :]
+        completed = ((self._before == recent) | (self._before == self._ANYTHING)).all(axis=1)
+        found: NDArray[np.int64] = self._last_ids[completed]
+        return found
