@@ -1,7 +1,7 @@
 """The data types that tensors are stored in: how large a block is, and how it becomes float32.
 
 One table per file format, each type one entry. A type that octavo knows but does not read has no dequantize function
-and is refused by name. To read one more, write its function and name it in the table.
+and is refused by name. To read one more, write its function (dequantize_*.py) and name it in the table.
 """
 
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from octavo.checkpoints import dequantize_blocks as blocks32
+from octavo.checkpoints import dequantize_superblocks as blocks256
+from octavo.checkpoints.dequantize_blocks import Blocks, Values
 from octavo.errors import UnsupportedError
 
 __all__ = ["GGML_TYPES", "READABLE_TYPES", "REMOVED_GGML_TYPES", "SAFETENSORS_TYPES", "TensorType", "to_float32"]
-
-Blocks = npt.NDArray[np.uint8]  # [num_blocks, block_bytes]
-Values = npt.NDArray[np.float32]  # [num_blocks, block_size]
 
 # Values dequantized at a time: 256 KiB of float32 stay in the L2 cache while several passes go over them.
 _CHUNK_VALUES = 65536
@@ -42,47 +42,6 @@ class TensorType:
         return self.block_bits // 8
 
 
-def _f32(blocks: Blocks, values: Values) -> None:
-    values[:] = blocks.view("<f4")
-
-
-def _f16(blocks: Blocks, values: Values) -> None:
-    values[:] = blocks.view("<f2")
-
-
-def _bf16(blocks: Blocks, values: Values) -> None:
-    np.left_shift(blocks.view("<u2"), 16, out=values.view(np.uint32), dtype=np.uint32)
-
-
-def _halves(blocks: Blocks, first: int, last: int) -> Values:
-    """The float16 numbers in bytes ``first`` to ``last`` of each block, widened."""
-    return np.ascontiguousarray(blocks[:, first:last]).view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: Blocks, values: Values) -> None:
-    """Four-bit numbers 0 to 15: the low halves of the bytes are a block's first half, the high ones its second."""
-    half = packed.shape[1]
-    values[:, :half] = packed & 15
-    values[:, half:] = packed >> 4
-
-
-def _q8_0(blocks: Blocks, values: Values) -> None:
-    values[:] = blocks[:, 2:].view(np.int8)
-    values *= _halves(blocks, 0, 2)
-
-
-def _q4_0(blocks: Blocks, values: Values) -> None:
-    _nibbles(blocks[:, 2:], values)
-    values -= 8
-    values *= _halves(blocks, 0, 2)
-
-
-def _q4_1(blocks: Blocks, values: Values) -> None:
-    _nibbles(blocks[:, 4:], values)
-    values *= _halves(blocks, 0, 2)
-    values += _halves(blocks, 2, 4)
-
-
 def _ggml(
     name: str, block_size: int, block_bytes: int, dequantize: Callable[[Blocks, Values], None] | None = None
 ) -> TensorType:
@@ -91,38 +50,38 @@ def _ggml(
 
 # ggml's type ids.
 GGML_TYPES: dict[int, TensorType] = {
-    0: _ggml("F32", 1, 4, _f32),
-    1: _ggml("F16", 1, 2, _f16),
-    2: _ggml("Q4_0", 32, 18, _q4_0),
-    3: _ggml("Q4_1", 32, 20, _q4_1),
-    6: _ggml("Q5_0", 32, 22),
-    7: _ggml("Q5_1", 32, 24),
-    8: _ggml("Q8_0", 32, 34, _q8_0),
+    0: _ggml("F32", 1, 4, blocks32.f32),
+    1: _ggml("F16", 1, 2, blocks32.f16),
+    2: _ggml("Q4_0", 32, 18, blocks32.q4_0),
+    3: _ggml("Q4_1", 32, 20, blocks32.q4_1),
+    6: _ggml("Q5_0", 32, 22, blocks32.q5_0),
+    7: _ggml("Q5_1", 32, 24, blocks32.q5_1),
+    8: _ggml("Q8_0", 32, 34, blocks32.q8_0),
     9: _ggml("Q8_1", 32, 40),
-    10: _ggml("Q2_K", 256, 84),
-    11: _ggml("Q3_K", 256, 110),
-    12: _ggml("Q4_K", 256, 144),
-    13: _ggml("Q5_K", 256, 176),
-    14: _ggml("Q6_K", 256, 210),
+    10: _ggml("Q2_K", 256, 84, blocks256.q2_k),
+    11: _ggml("Q3_K", 256, 110, blocks256.q3_k),
+    12: _ggml("Q4_K", 256, 144, blocks256.q4_k),
+    13: _ggml("Q5_K", 256, 176, blocks256.q5_k),
+    14: _ggml("Q6_K", 256, 210, blocks256.q6_k),
     15: _ggml("Q8_K", 256, 292),
     16: _ggml("IQ2_XXS", 256, 66),
     17: _ggml("IQ2_XS", 256, 74),
     18: _ggml("IQ3_XXS", 256, 98),
     19: _ggml("IQ1_S", 256, 50),
-    20: _ggml("IQ4_NL", 32, 18),
+    20: _ggml("IQ4_NL", 32, 18, blocks32.iq4_nl),
     21: _ggml("IQ3_S", 256, 110),
     22: _ggml("IQ2_S", 256, 82),
-    23: _ggml("IQ4_XS", 256, 136),
+    23: _ggml("IQ4_XS", 256, 136, blocks256.iq4_xs),
     24: _ggml("I8", 1, 1),
     25: _ggml("I16", 1, 2),
     26: _ggml("I32", 1, 4),
     27: _ggml("I64", 1, 8),
     28: _ggml("F64", 1, 8),
     29: _ggml("IQ1_M", 256, 56),
-    30: _ggml("BF16", 1, 2, _bf16),
-    34: _ggml("TQ1_0", 256, 54),
-    35: _ggml("TQ2_0", 256, 66),
-    39: _ggml("MXFP4", 32, 17),
+    30: _ggml("BF16", 1, 2, blocks32.bf16),
+    34: _ggml("TQ1_0", 256, 54, blocks256.tq1_0),
+    35: _ggml("TQ2_0", 256, 66, blocks256.tq2_0),
+    39: _ggml("MXFP4", 32, 17, blocks32.mxfp4),
     40: _ggml("NVFP4", 64, 36),
     41: _ggml("Q1_0", 128, 18),
 }
@@ -142,9 +101,9 @@ REMOVED_GGML_TYPES = {
 SAFETENSORS_TYPES: dict[str, TensorType] = {
     entry.name: entry
     for entry in (
-        TensorType("F32", 1, 32, _f32),
-        TensorType("F16", 1, 16, _f16),
-        TensorType("BF16", 1, 16, _bf16),
+        TensorType("F32", 1, 32, blocks32.f32),
+        TensorType("F16", 1, 16, blocks32.f16),
+        TensorType("BF16", 1, 16, blocks32.bf16),
         TensorType("F64", 1, 64),
         TensorType("C64", 1, 64),
         TensorType("BOOL", 1, 8),
