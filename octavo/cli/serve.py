@@ -21,10 +21,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "serve",
         help="serve a model over HTTP",
+        usage="%(prog)s [MODEL] [flags]",
         description="Serves a model over HTTP, with OpenAI's API. Without MODEL it is the demo model, smollm2.",
         allow_abbrev=False,
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="alias, local folder, .gguf file or hub name")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file of flags, without their dashes (max-model-len: 4096); the command line goes before it",
+    )
     server = parser.add_argument_group("server options")
     server.add_argument(
         "--host",

@@ -10,9 +10,11 @@ from octavo.config.parallel import ParallelConfig
 from octavo.config.resolve import resolve_config
 from octavo.config.sampling_defaults import SAMPLING_DEFAULTS
 from octavo.config.scheduler import SchedulerConfig
+from octavo.config.vllm_flags import AbsentFlag, absent_flags
 
 __all__ = [
     "SAMPLING_DEFAULTS",
+    "AbsentFlag",
     "CacheConfig",
     "EngineArgs",
     "LoadConfig",
@@ -21,5 +23,6 @@ __all__ = [
     "OctavoConfig",
     "ParallelConfig",
     "SchedulerConfig",
+    "absent_flags",
     "resolve_config",
 ]

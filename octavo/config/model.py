@@ -61,7 +61,9 @@ class ModelConfig:
         "sampling defaults that go before the model's, as {\"temperature\": 0.5}; null: the API's default", default={}
     )
     max_logprobs: int = option("most logprobs that a request may ask for; -1: the whole vocabulary", default=20)
-    logits_processors: list[str] = option("custom logits processors, as module:Class", metavar="MODULE:CLASS")
+    logits_processors: list[str] = option(
+        "custom logits processors, as module:Class", default=[], metavar="MODULE:CLASS"
+    )
 
     path: str = ""
     tokenizer_path: str = ""

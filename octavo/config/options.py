@@ -29,6 +29,6 @@ def option(
         metavar: what stands for the value in ``--help``.
     """
     stated = {"help": help, "flag": flag, "short": short, "choices": choices, "refused": refused, "metavar": metavar}
-    if default == {}:
-        return field(default_factory=dict, metadata=stated)
+    if default in ([], {}):
+        return field(default_factory=type(default), metadata=stated)
     return field(default=default, metadata=stated)

@@ -13,4 +13,7 @@ class ParallelConfig:
         "uni: the worker inside the engine; roundtrip: the same, with every message sent through msgpack (for tests)",
         default="uni",
         choices=("uni", "roundtrip"),
+        refused=dict.fromkeys(
+            ("mp", "ray", "external_launcher"), "octavo has one worker so far, inside the engine; leave the flag out"
+        ),
     )

@@ -112,7 +112,6 @@ def _model(choices: _Choices, facts: ModelFacts, platform: PlatformFacts, tokeni
         "max_model_len": (facts.max_position_embeddings, "the model's longest sequence"),
         "served_model_name": ([stated.get("model", facts.path)], "MODEL as given"),
         "seed": (secrets.randbits(63), "drawn at start-up"),
-        "logits_processors": ([], "default"),
     }
     values = choices.group("model", ModelConfig, derived)
     values["dtype"], choices.reasons["dtype"] = _dtype(values["dtype"], facts, platform)

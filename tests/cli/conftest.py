@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 
+from octavo.config import EngineArgs
+from octavo.entrypoints import ServeOptions
+
 OCTAVO = [sys.executable, "-c", "import sys; from octavo.cli import main; sys.exit(main())"]
 
 
@@ -214,3 +217,17 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
     yield run
     for each in opened:
         each.close()
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineArgs, ServeOptions]]:
+    """What would have been served."""
+    calls: list[tuple[EngineArgs, ServeOptions]] = []
+
+    def serve(engine_args: EngineArgs, options: ServeOptions) -> int:
+        calls.append((engine_args, options))
+        return 0
+
+    monkeypatch.setattr("octavo.entrypoints.serve", serve)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    return calls

@@ -10,24 +10,9 @@ from typing import Any
 import pytest
 
 from octavo import __version__
-from octavo.config import EngineArgs
 from octavo.entrypoints import ServeOptions
 
 COMMANDS = ["serve", "chat", "complete", "pull"]
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineArgs, ServeOptions]]:
-    """What would have been served."""
-    calls: list[tuple[EngineArgs, ServeOptions]] = []
-
-    def serve(engine_args: EngineArgs, options: ServeOptions) -> int:
-        calls.append((engine_args, options))
-        return 0
-
-    monkeypatch.setattr("octavo.entrypoints.serve", serve)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    return calls
 
 
 def test_alone_it_shows_its_help(octavo: Callable[..., Any]) -> None:
@@ -85,6 +70,12 @@ def test_help_loads_neither_torch_nor_an_http_library() -> None:
         (["serve", "--shutdown-timeout", "nan"], "0 or more, got 'nan'"),
         (["serve", "--max-body-bytes", "0"], "--max-body-bytes: must be a whole number of at least 1, got '0'"),
         (["serve", "--reasoning-parser", "thonk"], "invalid choice: 'thonk' (choose from 'auto', 'none', 'think'"),
+        (["serve", "--served-model-name", ""], "argument --served-model-name: must be a name or a list of names"),
+        (["serve", "--hf-overrides", "[1]"], "argument --hf-overrides: must be a JSON object, got [1]"),
+        (["serve", "--hf-overrides", "{'a': 1}"], "--hf-overrides: must be a JSON object"),
+        (["serve", "-q", "awq"], "argument -q/--quantization: awq: not there yet"),
+        (["serve", "--load-format", "tensorizer"], "--load-format: tensorizer: octavo does not read this form yet"),
+        (["serve", "--distributed-executor-backend", "ray"], "ray: octavo has one worker so far"),
         (["serve", "--dtype", "int3"], "--dtype: must be one of auto, bfloat16"),
         (["serve", "--max-model-len", "long"], "--max-model-len"),
     ],
@@ -181,3 +172,17 @@ def test_reader_that_has_gone_is_no_traceback() -> None:
     assert process.stderr is not None
     with process:
         assert "Traceback" not in process.stderr.read()
+
+
+def test_ctrl_c_while_the_command_is_being_imported_is_no_traceback() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'octavo.cli.commands': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from octavo.cli import main\n"
+        "sys.exit(main(['--version']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -1,0 +1,48 @@
+"""``octavo``: finds the sub-command, runs it, and tells errors in one line with the exit code that belongs to them."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import octavo
+from octavo import envs
+from octavo.cli import chat, complete, pull, serve
+from octavo.cli.config_file import take_config_file
+from octavo.cli.parser import Parser
+from octavo.cli.words import dashed, join_dotted
+from octavo.errors import EngineDeadError, OctavoError
+from octavo.logging import one_line
+
+__all__ = ["run"]
+
+_COMMANDS = (serve, chat, complete, pull)
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """See octavo.cli.main."""
+    parser = Parser(prog="octavo", description="An LLM inference and serving engine.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"octavo {octavo.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for command in _COMMANDS:
+        command.add_parser(commands)
+    words = dashed(sys.argv[1:] if argv is None else argv)
+    chosen: Parser = commands.choices.get(words[0], parser) if words else parser
+    words = join_dotted(words, chosen.error)
+    take_config_file(chosen, words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        chosen.refuse(unknown)
+    if not hasattr(args, "run"):
+        parser.print_help()
+        return 0
+    try:
+        envs.log_level()  # a command that never logs should refuse it, too
+        code: int = args.run(args)
+    except OctavoError as error:
+        print(f"octavo: error: {one_line(str(error))}", file=sys.stderr, flush=True)
+        return 3 if isinstance(error, EngineDeadError) else 1
+    except BrokenPipeError:
+        # Whoever read our output has gone; there must be no second complaint when the interpreter flushes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
