@@ -9,7 +9,7 @@ WAITING ──▶ RUNNING ──▶ FINISHED      (WAITING and PREEMPTED may fin
 from enum import Enum
 
 from octavo.core.kv_cache import hash_block, hash_extra_keys
-from octavo.types import EngineCoreRequest, FinishReason, RequestMetrics
+from octavo.types import EngineCoreRequest, FinishReason, PositionLogprobs, PromptLogprobs, RequestMetrics
 
 __all__ = ["Request", "RequestStatus"]
 
@@ -55,6 +55,8 @@ class Request:
         entry_step: step in which it entered the batch, last time.
         num_cached_tokens: what the prefix cache supplied when it first entered (None: it never did).
         num_hit_tokens: the same for the last time.
+        next_prompt_logprob: first position of the prompt whose logprobs are still to be delivered; where none are,
+            ``num_prompt_tokens``.
         sort_key: lower goes first under the priority policy.
     """
 
@@ -72,6 +74,7 @@ class Request:
         "finish_reason",
         "max_total_tokens",
         "metrics",
+        "next_prompt_logprob",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_hit_tokens",
@@ -107,6 +110,7 @@ class Request:
         self.entry_step = _NOT_IN_BATCH
         self.num_cached_tokens: int | None = None
         self.num_hit_tokens = 0
+        self.next_prompt_logprob = self.num_prompt_tokens if params.prompt_logprobs is None else 1
         self.metrics = RequestMetrics(arrival_time=request.arrival_time)
 
         self.block_hashes: list[bytes] = []
@@ -129,6 +133,12 @@ class Request:
     def num_output_tokens(self) -> int:
         """Generated tokens whose ids are known."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        """Whether some of the prompt's logprobs are still to be delivered: all of the prompt must be computed for it,
+        so that nothing may come from the prefix cache."""
+        return self.next_prompt_logprob < self.num_prompt_tokens
 
     def enter(self, step: int, num_hit_tokens: int, now: float) -> None:
         """Into the batch, beginning with what the prefix cache supplies."""
@@ -166,6 +176,14 @@ class Request:
             if len(known) >= self.max_total_tokens:
                 return count, FinishReason.LENGTH
         return len(token_ids), None
+
+    def take_prompt_logprobs(self, part: PromptLogprobs) -> list[PositionLogprobs]:
+        """What is new in ``part``: after a preemption, positions that have been delivered are computed again."""
+        if part.start > self.next_prompt_logprob:
+            raise RuntimeError(f"{self}: prompt logprobs from {self.next_prompt_logprob} to {part.start} never came")
+        new = part.entries[self.next_prompt_logprob - part.start :]
+        self.next_prompt_logprob += len(new)
+        return new
 
     def extend_block_hashes(self) -> None:
         """Brings ``block_hashes`` up to all full blocks of known tokens."""

@@ -124,7 +124,7 @@ class Scheduler:
             else:
                 self.waiting.remove(request)
             self._finish(request, FinishReason.ABORT)
-            outputs.setdefault(request.client_index, []).append(self._final_output(request))
+            outputs.setdefault(request.client_index, []).append(self._output(request))
         return self._with_stats(outputs, step_tokens=0) if outputs else {}
 
     # ---- schedule ---------------------------------------------------------------------------------------------------
@@ -191,7 +191,8 @@ class Scheduler:
         manager = self.kv_cache_manager
         while self.waiting and plan.budget > 0 and len(self.running) < self._max_num_seqs:
             request = self.waiting.peek()
-            hit = manager.get_computed_blocks(request)
+            looks_up = manager.enable_caching and not request.owes_prompt_logprobs
+            hit = manager.get_computed_blocks(request) if looks_up else manager.no_hit
             missing = request.num_tokens - hit.num_tokens
             num_new_tokens = min(missing, plan.budget, self._most_per_request)
             # All of its known tokens must fit beside those of the others, or they would take turns in throwing each
@@ -204,7 +205,7 @@ class Scheduler:
                 return
             self.waiting.pop()
             self.running.append(request)
-            if manager.enable_caching and request.num_cached_tokens is None:
+            if looks_up and request.num_cached_tokens is None:
                 self._queries_total += request.num_tokens
                 self._hits_total += hit.num_tokens
             request.enter(plan.step, hit.num_tokens, time.monotonic())
@@ -235,9 +236,14 @@ class Scheduler:
             error = model_output.errors.get(request_id) if model_output.errors else None
             if error is not None:
                 self._finish(request, FinishReason.ERROR)
-                output: EngineCoreOutput | None = self._final_output(request, error=error)
+                output: EngineCoreOutput | None = self._output(request, error=error)
             else:
+                part = model_output.prompt_logprobs.get(request_id) if model_output.prompt_logprobs else None
+                new_prompt_logprobs = None if part is None else request.take_prompt_logprobs(part)
                 output = self._settle(request, num_scheduled[request_id], token_ids, logprobs, now)
+                if new_prompt_logprobs:
+                    output = output or self._output(request)
+                    output.new_prompt_logprobs = new_prompt_logprobs
             if output is not None:
                 outputs.setdefault(request.client_index, []).append(output)
         if len(self.requests) < num_unfinished:
@@ -268,14 +274,12 @@ class Scheduler:
             logprobs = None if logprobs is None else logprobs[:taken]
         if reason is not None:
             self._finish(request, reason)
-            return self._final_output(request, token_ids, logprobs)
+            return self._output(request, token_ids, logprobs)
         if taken != 1:
             self._roll_back(request)
         if not taken:
             return None
-        return EngineCoreOutput(
-            request.request_id, token_ids, logprobs, num_cached_tokens=request.num_cached_tokens or 0
-        )
+        return self._output(request, token_ids, logprobs)
 
     def _roll_back(self, request: Request) -> None:
         """Not the one token came that was counted on. Steps in flight that built on it are void: the request begins
@@ -296,7 +300,7 @@ class Scheduler:
             self._finished_req_ids.append(request.request_id)
         request.finish(reason)
 
-    def _final_output(
+    def _output(
         self,
         request: Request,
         token_ids: list[int] | None = None,
@@ -311,7 +315,7 @@ class Scheduler:
             stop_reason=request.stop_reason,
             num_cached_tokens=request.num_cached_tokens or 0,
             error=error,
-            metrics=request.metrics,
+            metrics=request.metrics if request.finish_reason is not None else None,
         )
 
     def _with_stats(self, outputs: _Outputs, step_tokens: int) -> dict[int, EngineCoreOutputs]:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from octavo.core.request import Request
 from octavo.types import BlockIds, CachedRequestData, NewRequestData, SchedulerOutput
 
@@ -39,12 +41,16 @@ class StepPlan:
     def add_new(self, request: Request, num_new_tokens: int, block_ids: BlockIds) -> None:
         """A request that the worker doesn't hold."""
         core = request.core_request
+        params = core.sampling_params
+        if params.prompt_logprobs is not None and not request.owes_prompt_logprobs:
+            # Delivered before a preemption: the worker need not compute them again.
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
         self.new.append(
             NewRequestData(
                 req_id=request.request_id,
                 token_ids=list(request.token_ids),
                 num_prompt_tokens=request.num_prompt_tokens,
-                sampling_params=core.sampling_params,
+                sampling_params=params,
                 eos_token_ids=core.eos_token_ids,
                 choice_index=core.choice_index,
                 block_ids=block_ids,

@@ -168,7 +168,11 @@ class EngineCore:
                 "update": time.monotonic() - executed,
             }
             milliseconds = {name: round(seconds * 1e3, 3) for name, seconds in times.items()}
-            self.step_trace.write(batch.trace | {"graph_mode": model_output.graph_mode, "times_ms": milliseconds})
+            results = {
+                "prompt_logprobs": sum(len(part.entries) for part in model_output.prompt_logprobs.values()),
+                "graph_mode": model_output.graph_mode,
+            }
+            self.step_trace.write(batch.trace | results | {"times_ms": milliseconds})
         return outputs
 
     # ---- utilities --------------------------------------------------------------------------------------------------

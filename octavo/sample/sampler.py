@@ -49,16 +49,16 @@ class Sampler:
     """Draws one token a row."""
 
     @staticmethod
-    def workspace_bytes(num_rows: int, vocab_size: int, most_logprobs: int = 0) -> int:
-        """Bytes that a call with so many rows needs at most, its logits included: those, a raw copy where they are
-        changed, per chunk some arrays of doubles, and the lists of logprobs.
-
-        Args:
-            most_logprobs: that a row may ask for.
-        """
+    def workspace_bytes(num_rows: int, vocab_size: int) -> int:
+        """Bytes that a call with so many rows needs at most, its logits included and its output not: those, a raw
+        copy where they are changed, and per chunk some arrays of doubles."""
         chunk = min(num_rows, max(1, CHUNK_LOGITS // vocab_size))
-        listed = num_rows * min(most_logprobs, vocab_size) * _LISTED_BYTES
-        return num_rows * vocab_size * 4 * 2 + chunk * vocab_size * 8 * _CHUNK_DOUBLES + listed
+        return num_rows * vocab_size * 4 * 2 + chunk * vocab_size * 8 * _CHUNK_DOUBLES
+
+    @staticmethod
+    def listed_bytes(num_positions: int, num_logprobs: int) -> int:
+        """Bytes of so many PositionLogprobs."""
+        return num_positions * (num_logprobs + 1) * _LISTED_BYTES
 
     def __call__(self, logits: Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         """Samples.
@@ -79,6 +79,21 @@ class Sampler:
             logits.index_copy_(0, changed, raw)
         _add_logprobs(logits, metadata, output)
         output.token_ids[list(output.errors)] = -1
+        return output
+
+    @staticmethod
+    def score(logits: Tensor, token_ids: NDArray[np.int64], num_logprobs: NDArray[np.int64]) -> SamplerOutput:
+        """Logprobs of tokens that are known already, as if they had been sampled.
+
+        Args:
+            logits: [rows, vocab_size] float32.
+            token_ids: [rows].
+            num_logprobs: [rows] as in SamplingMetadata, 0 up.
+        """
+        output = SamplerOutput(token_ids, errors=_find_errors(logits.amax(dim=-1).numpy(force=True)))
+        rows = np.flatnonzero(_sound(len(token_ids), output.errors))
+        if rows.size:
+            output.logprobs = top_logprobs(logits, rows, token_ids[rows], num_logprobs[rows])
         return output
 
 

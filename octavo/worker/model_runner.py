@@ -20,6 +20,7 @@ from octavo.sample import LogitsProcessor, Sampler, SamplerOutput
 from octavo.types import KVCacheConfig, ModelRunnerOutput, SchedulerOutput
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.peak_memory import PeakMemory
+from octavo.worker.prompt_logprobs import PromptRows, compute_prompt_logprobs, find_prompt_rows
 from octavo.worker.step_inputs import StepInputs, build_step_inputs
 
 __all__ = ["CausalModel", "ModelRunner"]
@@ -33,12 +34,14 @@ class _Step:
         hidden: [num_sampling, hidden_size] rows to be sampled; None: no request samples.
         sampling: [num_sampling] which of ``req_ids`` they belong to.
         rows: [num_sampling] their rows of the batch.
+        prompt: tokens whose next token's logprobs are wanted, with their hidden states [tokens, hidden_size].
     """
 
     req_ids: list[str]
     hidden: Tensor | None
     sampling: NDArray[np.int64]
     rows: NDArray[np.int64]
+    prompt: tuple[PromptRows, Tensor] | None = None
 
 
 class CausalModel(Protocol):
@@ -116,7 +119,15 @@ class ModelRunner:
             for group, metadata in zip(self._kv_cache_config.groups, inputs.metadata, strict=True)
             for name in group.layer_names
         }
-        self._step = _Step(req_ids, self._forward(inputs, by_layer), inputs.sampling, rows[inputs.sampling])
+        hidden = self._forward(inputs, by_layer)
+        wanted = find_prompt_rows(self._batch, rows, num_scheduled)
+        self._step = _Step(
+            req_ids,
+            hidden.index_select(0, inputs.sampling_tokens) if inputs.sampling.size else None,
+            inputs.sampling,
+            rows[inputs.sampling],
+            None if wanted is None else (wanted, hidden.index_select(0, torch.from_numpy(wanted.tokens))),
+        )
 
     @torch.inference_mode()
     def sample_tokens(self) -> ModelRunnerOutput:
@@ -135,6 +146,12 @@ class ModelRunner:
             done = sampled.token_ids >= 0
             self._batch.append_tokens(step.rows[done], sampled.token_ids[done])
             _fill_output(output, step, sampled)
+        if step.prompt is not None:
+            logprobs, errors = compute_prompt_logprobs(
+                self._model.compute_logits, step.prompt[1], step.prompt[0], self._config.model.vocab_size
+            )
+            output.prompt_logprobs = {step.req_ids[index]: part for index, part in logprobs.items()}
+            output.errors |= {step.req_ids[index]: message for index, message in errors.items()}
         return output
 
     @torch.inference_mode()
@@ -149,8 +166,7 @@ class ModelRunner:
         """Forward and logits of one made-up request."""
         with self._scratch_step(num_tokens) as (inputs, metadata):
             hidden = self._forward(inputs, metadata)
-            if hidden is not None:
-                self._model.compute_logits(hidden)
+            self._model.compute_logits(hidden.index_select(0, inputs.sampling_tokens))
 
     @contextmanager
     def _scratch_step(self, num_tokens: int) -> Iterator[tuple[StepInputs, dict[str, AttentionMetadata]]]:
@@ -180,11 +196,10 @@ class ModelRunner:
         )
         self._bind_kv_cache()
 
-    def _forward(self, inputs: StepInputs, metadata: Mapping[str, AttentionMetadata]) -> Tensor | None:
-        """Hidden states of the tokens that are sampled from: [num_sampling, hidden_size]."""
+    def _forward(self, inputs: StepInputs, metadata: Mapping[str, AttentionMetadata]) -> Tensor:
+        """Hidden states of the step's tokens: [num_tokens, hidden_size]."""
         with set_forward_context(metadata):
-            hidden = self._model(inputs.input_ids, inputs.positions)
-        return hidden.index_select(0, inputs.sampling_tokens) if inputs.sampling.size else None
+            return self._model(inputs.input_ids, inputs.positions)
 
     def _bind_kv_cache(self) -> None:
         for name, raw in self._kv_tensors.items():

@@ -15,6 +15,7 @@ from octavo.platforms import current_platform
 from octavo.sample import LogitsProcessor, Sampler, load_logits_processors
 from octavo.types import KVCacheConfig, KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 from octavo.worker.model_runner import CausalModel, ModelRunner
+from octavo.worker.prompt_logprobs import piece_rows
 
 __all__ = ["Worker"]
 
@@ -80,7 +81,8 @@ class Worker:
         if step >= available:
             raise ConfigError(
                 f"a step of {self._config.scheduler.max_num_batched_tokens} tokens takes about {step} bytes, and "
-                f"{available} bytes of memory are free; lower --max-num-batched-tokens or --max-num-seqs"
+                f"{available} bytes of memory are free; lower --max-num-batched-tokens, --max-num-seqs or "
+                "--max-logprobs"
             )
         logger.debug("memory: %d bytes free, %d for a step, share %g for the KV cache", available, step, share)
         return int((available - step) * share)
@@ -126,4 +128,7 @@ class Worker:
         num_tokens = min(_PROFILED_TOKENS, scheduler.max_num_batched_tokens, model.max_model_len)
         forward = self._loaded().profile_forward(num_tokens) * scheduler.max_num_batched_tokens // num_tokens
         most_logprobs = model.vocab_size if model.max_logprobs == -1 else model.max_logprobs
-        return forward + Sampler.workspace_bytes(scheduler.max_num_seqs, model.vocab_size, most_logprobs)
+        listed = Sampler.listed_bytes(scheduler.max_num_batched_tokens, most_logprobs)
+        # Never at once: sampling, then the logprobs of prompts, piece by piece.
+        largest = max(scheduler.max_num_seqs, min(scheduler.max_num_batched_tokens, piece_rows(model.vocab_size)))
+        return forward + Sampler.workspace_bytes(largest, model.vocab_size) + listed

@@ -84,8 +84,9 @@ def test_loading_progress_is_passed_on() -> None:
 
 
 def test_the_kv_cache_may_take_a_share_of_what_a_step_leaves(free_memory: int) -> None:
-    workspace = Sampler.workspace_bytes(6, VOCAB_SIZE)
     for num_tokens in (64, 640):
+        # 64 or 640 rows at once where the logprobs of a prompt are asked for, and the default of 20 listed at each.
+        workspace = Sampler.workspace_bytes(num_tokens, VOCAB_SIZE) + Sampler.listed_bytes(num_tokens, 20)
         worker = loaded(HungryModel(), max_num_batched_tokens=num_tokens, gpu_memory_utilization=0.5)
         step = (free_memory - workspace) - 2 * worker.determine_available_memory()
         # Two live tensors of 4,000 bytes a token, and the toy's own few numbers.

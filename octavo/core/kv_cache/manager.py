@@ -62,6 +62,9 @@ class KVCacheManager:
     config: blocks and groups; all groups have one block size.
     max_num_batched_tokens: most tokens of one allocation.
     enable_caching: False: nothing is ever looked up, hashed or found.
+
+    Attributes:
+        no_hit: where a request begins that the cache supplies nothing of.
     """
 
     def __init__(self, config: KVCacheConfig, max_num_batched_tokens: int, enable_caching: bool) -> None:
@@ -72,7 +75,7 @@ class KVCacheManager:
         self._specs = [group.spec for group in config.groups]
         self._max_num_batched_tokens = max_num_batched_tokens
         self._progress: dict[str, _Progress] = {}
-        self._no_hit = PrefixHit(tuple([] for _ in config.groups), 0)
+        self.no_hit = PrefixHit(tuple([] for _ in config.groups), 0)
 
     @property
     def usage(self) -> float:
@@ -100,7 +103,7 @@ class KVCacheManager:
         """The longest cached beginning of the request, in whole blocks and at least one token short of all of it:
         the last token must be computed, to sample from."""
         if not self.enable_caching:
-            return self._no_hit
+            return self.no_hit
         request.extend_block_hashes()
         most = (request.num_tokens - 1) // self.block_size
         hit = self.coordinator.find_longest_hit(request.block_hashes, most)
@@ -122,12 +125,12 @@ class KVCacheManager:
         request_id = request.request_id
         progress = self._progress.get(request_id)
         if progress is None:
-            return self._begin(request_id, num_new_tokens, hit if hit is not None else self._no_hit, headroom)
+            return self._begin(request_id, num_new_tokens, hit if hit is not None else self.no_hit, headroom)
         computed = request.num_computed_tokens
         num_tokens = computed + num_new_tokens
         if num_tokens <= progress.num_slots:
             return NO_NEW_BLOCKS
-        needed = self.coordinator.num_blocks_needed(request_id, computed, num_tokens, self._no_hit.blocks)
+        needed = self.coordinator.num_blocks_needed(request_id, computed, num_tokens, self.no_hit.blocks)
         if needed + headroom > self.pool.num_free_blocks:
             return None
         progress.num_slots = -(-num_tokens // self.block_size) * self.block_size
