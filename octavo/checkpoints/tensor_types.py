@@ -4,7 +4,7 @@ One table per file format, each type one entry. A type that octavo knows but doe
 and is refused by name. To read one more, write its function (dequantize_*.py) and name it in the table.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,20 @@ from octavo.checkpoints import dequantize_superblocks as blocks256
 from octavo.checkpoints.dequantize_blocks import Blocks, Values
 from octavo.errors import UnsupportedError
 
-__all__ = ["GGML_TYPES", "READABLE_TYPES", "REMOVED_GGML_TYPES", "SAFETENSORS_TYPES", "TensorType", "to_float32"]
+__all__ = [
+    "GGML_TYPES",
+    "READABLE_TYPES",
+    "REMOVED_GGML_TYPES",
+    "SAFETENSORS_TYPES",
+    "TensorType",
+    "float32_pieces",
+    "to_float32",
+]
+
+Dequantize = Callable[[Blocks, Values], None]
 
 # Values dequantized at a time: 256 KiB of float32 stay in the L2 cache while several passes go over them.
-_CHUNK_VALUES = 65536
+_PIECE_VALUES = 65536
 
 
 @dataclass(frozen=True)
@@ -35,16 +45,14 @@ class TensorType:
     name: str
     block_size: int
     block_bits: int
-    dequantize: Callable[[Blocks, Values], None] | None = None
+    dequantize: Dequantize | None = None
 
     @property
     def block_bytes(self) -> int:
         return self.block_bits // 8
 
 
-def _ggml(
-    name: str, block_size: int, block_bytes: int, dequantize: Callable[[Blocks, Values], None] | None = None
-) -> TensorType:
+def _ggml(name: str, block_size: int, block_bytes: int, dequantize: Dequantize | None = None) -> TensorType:
     return TensorType(name, block_size, 8 * block_bytes, dequantize)
 
 
@@ -131,20 +139,40 @@ READABLE_TYPES: dict[str, TensorType] = {
 }
 
 
-def to_float32(type_name: str, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """``data`` (bytes of whole blocks, 1-D) as float32 values, 1-D, in a new array.
+def float32_pieces(type_name: str, data: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.float32]]:
+    """``data`` (bytes of whole blocks, 1-D) as float32 values, in order, in 1-D pieces that stay in the CPU's cache.
+
+    A piece is overwritten by the next one.
 
     Raises:
         UnsupportedError: a type that octavo does not read.
     """
+    entry, dequantize = _readable(type_name)
+    blocks = data.reshape(-1, entry.block_bytes)
+    step = _PIECE_VALUES // entry.block_size
+    piece = np.empty((min(step, len(blocks)), entry.block_size), np.float32)
+    for start in range(0, len(blocks), step):
+        part = blocks[start : start + step]
+        values = piece[: len(part)]
+        # A damaged scale may be infinite: that is the file's value, not a fault of the arithmetic.
+        with np.errstate(all="ignore"):
+            dequantize(part, values)
+        yield values.reshape(-1)
+
+
+def to_float32(type_name: str, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """As `float32_pieces`, all in one new array."""
+    entry, _ = _readable(type_name)
+    values = np.empty(len(data) // entry.block_bytes * entry.block_size, np.float32)
+    done = 0
+    for piece in float32_pieces(type_name, data):
+        values[done : done + len(piece)] = piece
+        done += len(piece)
+    return values
+
+
+def _readable(type_name: str) -> tuple[TensorType, Dequantize]:
     entry = READABLE_TYPES.get(type_name)
     if entry is None or entry.dequantize is None:
         raise UnsupportedError(f"type {type_name} is not read yet; supported: {', '.join(READABLE_TYPES)}")
-    blocks = data.reshape(-1, entry.block_bytes)
-    values = np.empty((len(blocks), entry.block_size), np.float32)
-    step = _CHUNK_VALUES // entry.block_size
-    # A damaged scale may be infinite: that is the file's value, not a fault of the arithmetic.
-    with np.errstate(all="ignore"):
-        for start in range(0, len(blocks), step):
-            entry.dequantize(blocks[start : start + step], values[start : start + step])
-    return values.reshape(-1)
+    return entry, entry.dequantize

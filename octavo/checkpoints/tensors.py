@@ -11,7 +11,7 @@ import numpy.typing as npt
 from octavo.checkpoints.checkpoint import PlacedTensor, open_checkpoint
 from octavo.checkpoints.gguf_llama import unpermute_rows
 from octavo.checkpoints.tensor_entry import map_file
-from octavo.checkpoints.tensor_types import to_float32
+from octavo.checkpoints.tensor_types import float32_pieces, to_float32
 
 __all__ = ["CheckpointTensor", "iterate_tensors"]
 
@@ -21,7 +21,7 @@ class CheckpointTensor:
     """Attributes:
 
     name: its Hugging Face name.
-    type: storage type: F32, F16, BF16, Q8_0, Q4_0 or Q4_1.
+    type: storage type, one of those that octavo reads (tensor_types.py).
     shape: torch order.
     data: its bytes, 1-D and read-only: a view of the mapped file, which stays mapped as long as a view lives, or a
         copy where rows had to be put into Hugging Face order.
@@ -37,6 +37,10 @@ class CheckpointTensor:
     def to_float32(self) -> npt.NDArray[np.float32]:
         """Dequantized values in a new array of shape ``shape``."""
         return to_float32(self.type, self.data).reshape(self.shape)
+
+    def float32_pieces(self) -> Iterator[npt.NDArray[np.float32]]:
+        """The same values in order, in small 1-D pieces, each overwritten by the next: no second copy in memory."""
+        return float32_pieces(self.type, self.data)
 
 
 def iterate_tensors(path: Path, hf_overrides: dict[str, Any] | None = None) -> Iterator[CheckpointTensor]:

@@ -91,13 +91,19 @@ class WeightParameter(nn.Parameter):
             self.loaded_shards.add(shard_id)
             if not self.numel():
                 self.data = torch.empty(self.full_shape, dtype=self.dtype)
-        filled = self.data[rows].copy_(_as_torch(source))
+        filled = self.data[rows]
+        _fill(filled, source)
         if self.offset:
             filled += self.offset
 
 
-def _as_torch(source: "CheckpointTensor") -> Tensor:
+def _fill(target: Tensor, source: "CheckpointTensor") -> None:
     plain = _PLAIN_TYPES.get(source.type)
-    if plain is None:
-        return torch.from_numpy(source.to_float32())
-    return torch.from_numpy(source.data).view(plain).view(source.shape)
+    if plain is not None:
+        target.copy_(torch.from_numpy(source.data).view(plain).view(source.shape))
+        return
+    flat = target.view(-1)
+    done = 0
+    for piece in source.float32_pieces():
+        flat[done : done + len(piece)] = torch.from_numpy(piece)
+        done += len(piece)
