@@ -107,6 +107,31 @@ def test_layers_of_different_kinds_share_tensors_group_by_group() -> None:
 
 
 @pytest.mark.parametrize(
+    ("windows", "fulls", "max_model_len", "sizes"),
+    [
+        (13, 13, 8192, [13, 13]),  # Gemma 2 2B
+        (22, 4, 32768, [4, 4, 4, 4, 4, 2, 4]),  # Gemma 3 1B: half a group is left open, in a window's
+        (29, 5, 131072, [5, 5, 5, 5, 5, 4, 5]),  # Gemma 3 4B
+        (14, 13, 1000, [14, 13]),  # an odd number of layers: not three groups, one of them with one layer
+        (13, 14, 1000, [13, 14]),
+        (14, 13, 10**6, [13, 1, 13]),  # where the full layers' blocks are nearly all, theirs must not be wasted
+        (7, 1, 1000, [1] * 8),
+        (1, 7, 1000, [1] * 8),
+    ],
+)
+def test_the_longest_sequence_takes_least_memory(
+    windows: int, fulls: int, max_model_len: int, sizes: list[int]
+) -> None:
+    specs = layers(window=(windows, sliding(128)), full=(fulls, full()))
+    settings: dict[str, Any] = {"max_model_len": max_model_len, "max_num_batched_tokens": 128}
+    config, _ = make_kv_cache_config(specs, 10**12, make_config(**settings))
+    assert [len(group.layer_names) for group in config.groups] == sizes
+    assert [name for group in config.groups for name in group.layer_names] == list(specs)
+    shared = [name for tensor in config.tensors for name in tensor.shared_by]
+    assert sorted(shared) == sorted(specs)
+
+
+@pytest.mark.parametrize(
     ("other", "message"),
     [
         (full(8), "different block sizes"),
