@@ -61,7 +61,8 @@ class CustomProcessors:
             except RequestError:
                 raise
             except ValueError as error:
-                raise RequestError(one_line(str(error)) or "extra_args are refused", param="extra_args") from error
+                message = " ".join(str(error).split())[:300] or f"extra_args are refused by {each.__name__}"
+                raise RequestError(message, param="extra_args") from error
             except Exception as error:
                 cause = one_line(f"{type(error).__name__}: {error}")
                 raise RequestFailedError(f"logits processor {each.__name__} could not check it: {cause}") from error
