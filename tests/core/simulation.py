@@ -15,12 +15,15 @@ from octavo.config import OctavoConfig
 from octavo.core import Scheduler
 from octavo.errors import RequestError
 from octavo.types import (
+    EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
     KVCacheSpec,
     ModelRunnerOutput,
     NewRequestData,
+    PositionLogprobs,
+    PromptLogprobs,
     SchedulerOutput,
     SlidingWindowSpec,
 )
@@ -39,6 +42,12 @@ def history(tokens: Sequence[int], salt: str | None) -> list[int]:
 
 def next_token(value: int) -> int:
     return (value >> 7) % VOCAB_SIZE
+
+
+def prompt_logprobs_of(tokens: Sequence[int], salt: str | None) -> list[PositionLogprobs]:
+    """For each token but the first one entry, whose "rank" is the history before it."""
+    values = history(tokens, salt)
+    return [PositionLogprobs([token], [-1.0], value) for token, value in zip(tokens[1:], values, strict=False)]
 
 
 def expected_tokens(request: EngineCoreRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
@@ -66,6 +75,7 @@ class WorkerRequest:
     num_prompt_tokens: int
     tables: list[list[int]]
     salt: str | None
+    tells_prompt_logprobs: bool
     failed: bool = False  # its KV is not to be relied on
 
 
@@ -104,17 +114,22 @@ class HistoryWorker:
         for request_id, count in output.num_scheduled_tokens.items():
             if known[request_id]:
                 self._check_reads(request_id, computed[request_id], count)
-        sampled = []
+        sampled, prompt_logprobs = [], {}
         for request_id, count in output.num_scheduled_tokens.items():
             held = self.held[request_id]
             tokens: list[int] = []
+            if held.tells_prompt_logprobs:
+                start = computed[request_id]
+                entries = prompt_logprobs_of(held.tokens[: held.num_prompt_tokens], held.salt)[start : start + count]
+                if entries:
+                    prompt_logprobs[request_id] = PromptLogprobs(start + 1, entries)
             if computed[request_id] + count == len(held.tokens):
                 for _ in range((sample_counts or {}).get(request_id, 1)):
                     tokens.append(next_token(history(held.tokens, held.salt)[-1]))
                     held.tokens.append(tokens[-1])
             sampled.append(tokens)
         ids = list(output.num_scheduled_tokens)
-        return ModelRunnerOutput(ids, sampled, [None] * len(ids), errors=errors)
+        return ModelRunnerOutput(ids, sampled, [None] * len(ids), errors=errors, prompt_logprobs=prompt_logprobs)
 
     def _apply(self, output: SchedulerOutput) -> dict[str, int]:
         cached = output.scheduled_cached_reqs
@@ -135,8 +150,11 @@ class HistoryWorker:
 
     def _add(self, new: NewRequestData) -> None:
         tables = [list(table) for table in new.block_ids]
+        tells = new.sampling_params.prompt_logprobs is not None
+        assert not (tells and new.num_computed_tokens), "the logprobs of what the prefix cache supplies are lost"
+        assert not (tells and len(new.token_ids) > new.num_prompt_tokens), "all of them have been delivered before"
         self.held[new.req_id] = WorkerRequest(
-            list(new.token_ids), new.num_prompt_tokens, tables, self.salts[new.req_id]
+            list(new.token_ids), new.num_prompt_tokens, tables, self.salts[new.req_id], tells
         )
 
     def _write(self, request_id: str, computed: int, count: int) -> bool:
@@ -172,9 +190,11 @@ class Simulation:
     depth: int = 1
     requests: dict[str, EngineCoreRequest] = field(default_factory=dict)  # unfinished ones
     generated: dict[str, list[int]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[PositionLogprobs]] = field(default_factory=dict)
     finished: list[tuple[EngineCoreRequest, list[int], FinishReason]] = field(default_factory=list)
     preemptions: int = 0
     hits: int = 0
+    parts: int = 0  # of prompt logprobs that came in more than one output
 
     def __post_init__(self) -> None:
         self.salts: dict[str, str | None] = {}
@@ -195,6 +215,7 @@ class Simulation:
             return False
         self.requests[request.request_id] = request
         self.generated[request.request_id] = []
+        self.prompt_logprobs[request.request_id] = []
         self.salts[request.request_id] = request.cache_salt
         self.check()
         return True
@@ -266,10 +287,24 @@ class Simulation:
                 request = self.requests[entry.request_id]
                 assert request.client_index == client
                 self.generated[entry.request_id] += entry.new_token_ids
+                self._take_prompt_logprobs(request, entry)
                 if entry.finish_reason is not None:
                     assert entry.metrics is not None
                     del self.requests[entry.request_id]
                     self.finished.append((request, self.generated.pop(entry.request_id), entry.finish_reason))
+
+    def _take_prompt_logprobs(self, request: EngineCoreRequest, entry: EngineCoreOutput) -> None:
+        """They come in order, each once, and all before the first token or with it."""
+        expected: list[PositionLogprobs] = []
+        if request.sampling_params.prompt_logprobs is not None:
+            expected = prompt_logprobs_of(request.prompt_token_ids, request.cache_salt)
+        have = self.prompt_logprobs[request.request_id]
+        new = entry.new_prompt_logprobs or []
+        assert entry.new_prompt_logprobs != [], "nothing is told as None"
+        assert new == expected[len(have) : len(have) + len(new)]
+        self.parts += bool(have and new)
+        have += new
+        assert not entry.new_token_ids or len(have) == len(expected), "a token comes before all of them have come"
 
     def _check_step(self, output: SchedulerOutput) -> None:
         settings = self.config.scheduler

@@ -17,7 +17,7 @@ import octavo.core.request as request_module
 from octavo.core import Request, Scheduler
 from octavo.core.kv_cache import BlockPool, KVCacheCoordinator, KVCacheManager, SlidingWindowManager
 from octavo.core.step_plan import StepPlan
-from octavo.types import EngineCoreRequest, FinishReason, KVCacheSpec
+from octavo.types import EngineCoreRequest, FinishReason, KVCacheSpec, PositionLogprobs, PromptLogprobs
 from tests.core.harness import EOS, VOCAB_SIZE, full, make_request, sliding
 from tests.core.simulation import Simulation
 
@@ -48,6 +48,7 @@ REQUESTS: dict[str, st.SearchStrategy[Any]] = {
     "priority": st.integers(-1, 2),
     "cache_salt": st.sampled_from([None, None, None, "a"]),
     "client_index": st.integers(0, 1),
+    "prompt_logprobs": st.sampled_from([None, None, 0, 2]),
 }
 PROMPTS = st.tuples(st.sampled_from(BEGINNINGS), st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8)).map(
     lambda parts: parts[0] + parts[1]
@@ -127,6 +128,7 @@ def random_request(rng: random.Random, name: str, arrival_time: float) -> Engine
         priority=rng.randint(0, 2),
         eos_token_ids=rng.choice([[], [EOS]]),
         cache_salt=rng.choice([None, None, "a"]),
+        prompt_logprobs=rng.choice([None, None, None, 1]),
     )
 
 
@@ -171,6 +173,7 @@ def test_random_runs_pass_and_do_what_they_are_for() -> None:
         assert sum(run.preemptions for run in chosen) > 10
         assert sum(run.hits for run in chosen) > 50
         assert {run.depth for run in chosen} == {1, 2}
+        assert sum(run.parts for run in chosen) > 20
     assert sum(len(run.finished) for run in runs) > 300
     ends = {reason for run in runs for _, _, reason in run.finished}
     assert ends == {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR}
@@ -303,6 +306,22 @@ def aborts_forget_the_batch(honest: Callable[..., Any]) -> Callable[..., Any]:
     return finish
 
 
+def prompt_logprobs_told_again(honest: Callable[..., Any]) -> Callable[..., Any]:
+    def take(self: Request, part: PromptLogprobs) -> list[PositionLogprobs]:
+        honest(self, part)
+        return part.entries
+
+    return take
+
+
+def prompt_logprobs_never_told(honest: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, part: []
+
+
+def prefix_cache_read_all_the_same(honest: Any) -> property:
+    return property(lambda self: False)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "breaks"),
     [
@@ -322,6 +341,9 @@ def aborts_forget_the_batch(honest: Callable[..., Any]) -> Callable[..., Any]:
         (StepPlan, "output", finished_kept_secret),
         (StepPlan, "output", preempted_kept_secret),
         (Scheduler, "_finish", aborts_forget_the_batch),
+        (Request, "take_prompt_logprobs", prompt_logprobs_told_again),
+        (Request, "take_prompt_logprobs", prompt_logprobs_never_told),
+        (Request, "owes_prompt_logprobs", prefix_cache_read_all_the_same),
     ],
     ids=lambda value: value.__name__ if callable(value) and not isinstance(value, type) else "",
 )
