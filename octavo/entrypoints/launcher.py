@@ -60,6 +60,8 @@ class ServeOptions:
         access_log: a line for every request.
         log_level: of the HTTP server's own log.
         max_body_bytes: largest request body.
+        strict_requests: fields of a request that octavo does not know are refused instead of named in a header.
+        trust_request_chat_template: requests may bring a chat template of their own.
     """
 
     host: str = "127.0.0.1"
@@ -70,6 +72,8 @@ class ServeOptions:
     access_log: bool = True
     log_level: str = "info"
     max_body_bytes: int = 32 * 1024 * 1024
+    strict_requests: bool = False
+    trust_request_chat_template: bool = False
 
 
 def serve(engine_args: EngineArgs, options: ServeOptions) -> int:
@@ -111,7 +115,12 @@ class _ServerProcess:
         self._socket = sock
         self._url = url_of(sock)
         self._chat_template = chat_template
-        self._state = ServerState(options.max_body_bytes, options.reasoning_parser)
+        self._state = ServerState(
+            options.max_body_bytes,
+            options.reasoning_parser,
+            strict_requests=options.strict_requests,
+            trust_request_chat_template=options.trust_request_chat_template,
+        )
         self._engine: AsyncLLM | None = None
         self._signals: list[int] = []
         self._signalled = asyncio.Event()

@@ -63,6 +63,8 @@ class ServerState:
     max_body_bytes: largest request body.
     reasoning_parser: how chats' answers are split into reasoning and content: a name of REASONING_PARSERS, "none", or
         "auto": as the chat template says.
+    strict_requests: unknown fields of a request are refused.
+    trust_request_chat_template: requests may bring a chat template of their own.
 
     Raises:
         ConfigError: there is no such reasoning parser.
@@ -75,12 +77,21 @@ class ServerState:
         active: the generations under way.
     """
 
-    def __init__(self, max_body_bytes: int, reasoning_parser: str = _FROM_TEMPLATE) -> None:
+    def __init__(
+        self,
+        max_body_bytes: int,
+        reasoning_parser: str = _FROM_TEMPLATE,
+        *,
+        strict_requests: bool = False,
+        trust_request_chat_template: bool = False,
+    ) -> None:
         known = (_FROM_TEMPLATE, _NO_REASONING, *REASONING_PARSERS)
         if reasoning_parser not in known:
             raise ConfigError(f"--reasoning-parser must be one of {', '.join(known)}; got {reasoning_parser!r}")
         self.max_body_bytes = max_body_bytes
         self.reasoning_parser = reasoning_parser
+        self.strict_requests = strict_requests
+        self.trust_request_chat_template = trust_request_chat_template
         self.stage = "starting"
         self.progress = 0.0
         self.services: Services | None = None
