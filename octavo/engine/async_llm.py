@@ -236,11 +236,13 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         arrival_time: float | None = None,
+        add_special_tokens: bool = True,
     ) -> EngineInputs:
         """Checks and encodes a request without starting it. For doors that must know first that all is well.
 
         Args:
             sampling_params: None: the model's defaults, whose ``max_tokens`` gives way to the model's length.
+            add_special_tokens: see InputProcessor.process.
 
         Raises:
             RequestError: see InputProcessor; OverloadedError while the model is being loaded.
@@ -256,7 +258,13 @@ class AsyncLLM:
 
         def process() -> EngineInputs:
             return processor.process(
-                request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt
+                request_id,
+                prompt,
+                sampling_params,
+                arrival_time=arrival_time,
+                priority=priority,
+                cache_salt=cache_salt,
+                add_special_tokens=add_special_tokens,
             )
 
         return process() if _is_short(prompt, sampling_params) else await self._in_thread(process)

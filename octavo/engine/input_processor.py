@@ -97,6 +97,7 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
         output_kind: RequestOutputKind | None = None,
+        add_special_tokens: bool = True,
     ) -> EngineInputs:
         """Checks everything and encodes the prompt's text; this may take a while and is best done off the event loop.
 
@@ -104,6 +105,7 @@ class InputProcessor:
             params: None: the model's defaults, whose ``max_tokens`` gives way to the model's length.
             arrival_time: seconds of time.monotonic(); None: now.
             output_kind: instead of the one that ``params`` says.
+            add_special_tokens: put around a prompt of text what the checkpoint puts around texts.
 
         Raises:
             RequestError: the request cannot be served as sent; it names the field.
@@ -120,7 +122,10 @@ class InputProcessor:
         params = self._checked_params(params)
         params.output_kind = params.output_kind if output_kind is None else output_kind
         to_keep = self._num_tokens_to_keep(params)
-        token_ids = self._encode(text or "", to_keep) if given_ids is None else self._checked_ids(given_ids, to_keep)
+        if given_ids is None:
+            token_ids = self._encode(text or "", to_keep, add_special_tokens)
+        else:
+            token_ids = self._checked_ids(given_ids, to_keep)
         num_truncated = 0 if to_keep is None else max(len(token_ids) - to_keep, 0)
         token_ids = token_ids[num_truncated:]
         self._complete(params, len(token_ids), stated)
@@ -194,7 +199,7 @@ class InputProcessor:
 
     # ---- prompts ----------------------------------------------------------------------------------------------------
 
-    def _encode(self, text: str, to_keep: int | None) -> list[int]:
+    def _encode(self, text: str, to_keep: int | None, add_special_tokens: bool) -> list[int]:
         if not text:
             refuse("prompt", "prompt must not be empty")
         if to_keep is None:
@@ -204,7 +209,7 @@ class InputProcessor:
             message = f"the prompt has {len(text)} characters; to be truncated it may have {_MOST_TRUNCATED_CHARACTERS}"
             refuse("prompt", message)
         check_unicode("prompt", text)
-        token_ids = self._tokenizer.encode(text)
+        token_ids = self._tokenizer.encode(text, add_special_tokens)
         if not token_ids:
             refuse("prompt", "prompt must not be empty: its text has no tokens")
         vocab_size = self._model.vocab_size
