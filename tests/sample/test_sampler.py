@@ -35,16 +35,15 @@ class Row:
     banned: tuple[int, ...] = ()
 
 
-def metadata_of(rows: list[Row]) -> SamplingMetadata:
+def metadata_of(rows: list[Row], changes: dict[int, RowChanges] | None = None) -> SamplingMetadata:
     def column(name: str) -> np.ndarray:
         kind = np.float64 if name in ("temperature", "min_p", "top_p") else np.int64
         return np.array([getattr(row, name) for row in rows], dtype=kind)
 
     return SamplingMetadata(
         **{item.name: column(item.name) for item in fields(Row) if item.name != "banned"},
-        changes={
-            i: RowChanges(banned_ids=np.array(row.banned, dtype=np.int64)) for i, row in enumerate(rows) if row.banned
-        },
+        changes=changes
+        or {i: RowChanges(banned_ids=np.array(row.banned, dtype=np.int64)) for i, row in enumerate(rows) if row.banned},
     )
 
 

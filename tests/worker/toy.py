@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from octavo.attention import Attention, get_forward_context
 from octavo.config import EngineArgs, OctavoConfig, resolve_config
 from octavo.platforms import current_platform
-from octavo.sample import Sampler, SamplingMetadata
 from octavo.types import (
     BlockIds,
     CachedRequestData,
@@ -28,10 +27,13 @@ from octavo.types import (
     ModelFacts,
     ModelRunnerOutput,
     NewRequestData,
+    PositionLogprobs,
     SamplingParams,
     SchedulerOutput,
 )
 from octavo.worker import Worker
+from tests.sample import plain
+from tests.worker.processors import boosted
 
 VOCAB_SIZE = 53
 EOS = 7
@@ -109,23 +111,34 @@ class ToyModel(nn.Module):
 
 def reference_tokens(prompt: list[int], params: SamplingParams, count: int, choice_index: int = 0) -> list[int]:
     """The tokens that a request must get, computed from its whole history each time, alone."""
-    history = list(prompt)
+    return [token_id for token_id, _ in reference(prompt, params, count, choice_index)]
+
+
+def reference(
+    prompt: list[int], params: SamplingParams, count: int, choice_index: int = 0
+) -> list[tuple[int, PositionLogprobs | None]]:
+    """The same with their logprobs."""
+    history, found = list(prompt), []
     for position in range(count):
-        logits = toy_logits(hashed(history), hashed(history[-WINDOW:]), history[-1])
-        ending = sorted({EOS, *params.stop_token_ids}) if position < params.min_tokens else []
-        logits[ending] = -np.inf
-        metadata = SamplingMetadata(
-            temperature=np.array([0.0 if params.greedy else params.temperature]),
-            min_p=np.array([params.min_p]),
-            top_k=np.array([params.top_k]),
-            top_p=np.array([params.top_p]),
-            seed=np.array([params.seed]),
-            choice_index=np.array([choice_index]),
-            output_position=np.array([position]),
-            num_logprobs=np.array([-1]),
-        )
-        history.append(int(Sampler()(torch.from_numpy(logits)[None], metadata).token_ids[0]))
-    return history[len(prompt) :]
+        raw = history_logits(history)
+        changed = plain.changed_logits(raw, params, prompt, history[len(prompt) :], [EOS])
+        token_id = plain.next_token(boosted(changed, params, prompt, position), params, choice_index, position)
+        found.append((token_id, plain.raw_logprobs(raw, token_id, params.logprobs, params.logprob_token_ids)))
+        history.append(token_id)
+    return found
+
+
+def reference_prompt_logprobs(prompt: list[int], num_logprobs: int) -> list[PositionLogprobs | None]:
+    """For each token of the prompt but the first."""
+    return [
+        plain.raw_logprobs(history_logits(prompt[:position]), prompt[position], num_logprobs)
+        for position in range(1, len(prompt))
+    ]
+
+
+def history_logits(history: list[int]) -> list[float]:
+    found: list[float] = toy_logits(hashed(history), hashed(history[-WINDOW:]), history[-1]).tolist()
+    return found
 
 
 def toy_config(**stated: Any) -> OctavoConfig:
@@ -186,6 +199,7 @@ class PlainRequest:
     computed: int = 0
     blocks: BlockIds | None = None  # None: the worker does not hold the request
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
     error: str | None = None
 
     @property
@@ -224,7 +238,13 @@ class PlainScheduler:
         self._release(request)
         # Tokens in flight are lost to this life of the request: the object that gets them is not the queue's.
         self.requests[req_id] = PlainRequest(
-            req_id, request.prompt, request.params, request.choice_index, list(request.outputs)
+            req_id,
+            request.prompt,
+            request.params,
+            request.choice_index,
+            list(request.outputs),
+            logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
         )
 
     def schedule(self, **num_tokens: int) -> SchedulerOutput:
@@ -263,6 +283,9 @@ class PlainScheduler:
             request.outputs += new
             request.in_flight -= len(new)
             request.logprobs += logprobs or []
+            if req_id in output.prompt_logprobs:
+                part = output.prompt_logprobs[req_id]
+                request.prompt_logprobs |= dict(enumerate(part.entries, part.start))
             request.error = output.errors.get(req_id, request.error)
 
     def step(self, worker: Any, **num_tokens: int) -> ModelRunnerOutput:
