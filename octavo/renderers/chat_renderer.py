@@ -1,8 +1,6 @@
 """ChatRenderer: messages → the prompt's text and its token ids.
 
-The names of special tokens in a message are text: only what the template itself writes becomes a special token. While
-the template runs, each such name in the messages is one private-use character that no message holds; afterwards the
-names come back, and the template's own special tokens are known by their places.
+The names of special tokens in a message are text: only what the template itself writes becomes a special token.
 """
 
 import re
@@ -11,13 +9,14 @@ from typing import Any, NamedTuple
 import jinja2
 
 from octavo.errors import CheckpointError, ConfigError, RequestError
-from octavo.renderers.messages import plain_data, plain_messages
-from octavo.renderers.sandbox import MAX_CHARS, TemplateLimitError, TemplateRefusalError, TemplateSandbox, run_bounded
+from octavo.renderers.hidden_names import HiddenNames, SpecialNames
+from octavo.renderers.messages import check_text, plain_messages, plain_settings
+from octavo.renderers.sandbox import TemplateLimitError, TemplateRefusalError, TemplateSandbox, run_bounded
+from octavo.renderers.template_cache import TemplateCache
 from octavo.tokenizers import Tokenizer
 
 __all__ = ["ChatRenderer", "RenderedPrompt"]
 
-_PRIVATE_USE = range(0xF0000, 0xFFFFD)
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
@@ -43,7 +42,8 @@ class ChatRenderer:
     def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
         self.chat_template = tokenizer.chat_template if chat_template is None else chat_template
-        self._names = _SpecialNames(tokenizer)
+        self._names = SpecialNames(tokenizer)
+        self._sent_templates = TemplateCache()
         self._template: jinja2.Template | None = None
         if self.chat_template is not None:
             try:
@@ -56,125 +56,82 @@ class ChatRenderer:
                 raise CheckpointError(message, file=tokenizer.file) from error
 
     def render(
-        self, messages: Any, *, add_generation_prompt: bool = True, template_kwargs: dict[str, Any] | None = None
+        self,
+        messages: Any,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+        chat_template: str | None = None,
     ) -> RenderedPrompt:
         """The prompt for ``messages`` ({role, content, …} each).
 
         Args:
             add_generation_prompt: end with the beginning of the assistant's message.
-            template_kwargs: further variables of the template.
+            continue_final_message: end with the last character of the last message, whatever the template writes after
+                it, so that the model goes on with that message. Goes before ``add_generation_prompt``.
+            template_kwargs: further variables of the template; ``documents`` among them.
+            chat_template: Jinja source for this prompt alone.
 
         Raises:
-            RequestError: (param ``messages``) they are malformed, or the template refuses them; or there is none.
+            RequestError: something is malformed, or the template refuses it; or there is none. ``param`` is the
+                argument at fault, by its name in the HTTP API.
         """
-        if self._template is None:
+        template = self._template if chat_template is None else self._sent_templates.get(chat_template)
+        if template is None:
             raise RequestError(
                 "this model has no chat template; start the server with --chat-template FILE, or send a text to "
                 "/v1/completions",
                 param="messages",
             )
         settings = template_kwargs or {}
-        hidden = _HiddenNames(self._names, messages, settings)
+        hidden = HiddenNames(self._names, messages, settings, with_end_mark=continue_final_message)
+        plain = plain_messages(messages, hidden.hide)
+        if continue_final_message:
+            _mark_end(plain, hidden.end_mark)
         variables = {
             **self._tokenizer.named_tokens,
-            **{name: plain_data(value, name, hidden.hide) for name, value in settings.items()},
-            "messages": plain_messages(messages, hidden.hide),
-            "add_generation_prompt": add_generation_prompt,
+            **plain_settings(settings, hidden.hide),
+            "messages": plain,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        text = self._run(variables)
-        if not text.isascii():
-            plain_data(text, "what the chat template wrote", str)
+        text = _run(template, variables, "messages" if chat_template is None else "chat_template")
+        check_text(text, "what the chat template wrote")
+        if continue_final_message:
+            text = _up_to_mark(text, hidden.end_mark)
         if not hidden.names:
             return RenderedPrompt(text, self._tokenizer.encode_rendered(text))
         text, written = hidden.restore(text)
         return RenderedPrompt(text, self._tokenizer.encode_rendered(text, written))
 
-    def _run(self, variables: dict[str, Any]) -> str:
-        assert self._template is not None
-        template = self._template
-        variables.setdefault("tools", None)
-        variables.setdefault("documents", None)
-        try:
-            return run_bounded(lambda: TemplateSandbox.concat(template.generate(variables)))
-        except TemplateRefusalError as error:
-            message = f"the model's chat template refuses the messages: {error}"
-        except TemplateLimitError as error:
-            message = str(error) or "the chat template takes too long"
-        except Exception as error:  # whatever a template does wrong, the server goes on
-            detail = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            message = f"the model's chat template failed on these messages: {detail}"
-        raise RequestError(_ADDRESS.sub("0x…", message), param="messages")
+
+def _mark_end(messages: list[dict[str, Any]], mark: str) -> None:
+    """Puts ``mark`` behind the last message's text. It is no white space: what stands before it is not stripped."""
+    content = messages[-1]["content"]
+    if content is None:
+        message = "continue_final_message needs a last message with content to go on with"
+        raise RequestError(message, param="continue_final_message")
+    messages[-1]["content"] = content + mark
 
 
-class _SpecialNames:
-    """Finds what is, or could become, the name of a special token: whole names, and pieces of names at the ends of a
-    string, which what is printed beside it could complete."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.whole = tokenizer.find_special
-        self._beginnings = {name[:size] for name in tokenizer.special_tokens for size in range(1, len(name))}
-        self._endings = {name[-size:] for name in tokenizer.special_tokens for size in range(1, len(name))}
-        self._longest = max(map(len, self._beginnings), default=0)
-
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        """In order, apart."""
-        spans = self.whole(text)
-        first = spans[0][0] if spans else len(text)
-        last = spans[-1][1] if spans else 0
-        head = next((n for n in range(min(self._longest, first), 0, -1) if text[:n] in self._endings), 0)
-        last = max(last, head)
-        tail = next((n for n in range(min(self._longest, len(text) - last), 0, -1) if text[-n:] in self._beginnings), 0)
-        return [(0, head)] * bool(head) + spans + [(len(text) - tail, len(text))] * bool(tail)
+def _up_to_mark(text: str, mark: str) -> str:
+    end = text.rfind(mark)
+    if end < 0:
+        message = "continue_final_message: the chat template does not write the last message's content"
+        raise RequestError(message, param="continue_final_message")
+    return text[:end].replace(mark, "")
 
 
-class _HiddenNames:
-    """What in some messages is to stay text, and the characters that stand for it while the template runs."""
-
-    def __init__(self, special: _SpecialNames, messages: Any, settings: dict[str, Any]) -> None:
-        self._special = special
-        found: set[str] = set()
-        used: set[str] = set()
-        num_chars = 0
-
-        def look(text: str) -> str:
-            nonlocal num_chars
-            num_chars += len(text)
-            if num_chars > MAX_CHARS:
-                raise RequestError(f"the messages have more than {MAX_CHARS} characters", param="messages")
-            found.update(text[start:stop] for start, stop in special.spans(text))
-            if not text.isascii():
-                used.update(text)
-            return text
-
-        plain_messages(messages, look)
-        plain_data(settings, "template_kwargs", look)
-        free = [chr(code) for code in _PRIVATE_USE if chr(code) not in used] if found else []
-        if len(free) < len(found):
-            raise RequestError("the messages use up all private-use characters", param="messages")
-        self.names = dict(zip(free, sorted(found), strict=False))
-        self._characters = {name: character for character, name in self.names.items()}
-
-    def hide(self, text: str) -> str:
-        """``text`` with a character in place of each name and piece."""
-        if not self.names:
-            return text
-        parts, end = [], 0
-        for start, stop in self._special.spans(text):
-            parts += [text[end:start], self._characters[text[start:stop]]]
-            end = stop
-        return "".join([*parts, text[end:]])
-
-    def restore(self, text: str) -> tuple[str, list[tuple[int, int]]]:
-        """The rendered text with the names back in their places, and the spans of the template's special tokens."""
-        parts: list[str] = []
-        written: list[tuple[int, int]] = []
-        end = length = 0
-        for start, stop in [*self._special.whole(text), (len(text), len(text))]:
-            between = "".join(self.names.get(character, character) for character in text[end:start])
-            parts += [between, text[start:stop]]
-            length += len(between)
-            if stop > start:
-                written.append((length, length + stop - start))
-            length += stop - start
-            end = stop
-        return "".join(parts), written
+def _run(template: jinja2.Template, variables: dict[str, Any], param: str) -> str:
+    variables.setdefault("tools", None)
+    variables.setdefault("documents", None)
+    try:
+        return run_bounded(lambda: TemplateSandbox.concat(template.generate(variables)))
+    except TemplateRefusalError as error:
+        message = f"the chat template refuses the messages: {error}"
+    except TemplateLimitError as error:
+        message = str(error) or "the chat template takes too long"
+    except Exception as error:  # whatever a template does wrong, the server goes on
+        detail = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        message = f"the chat template failed on these messages: {detail}"
+    raise RequestError(_ADDRESS.sub("0x…", message), param=param)

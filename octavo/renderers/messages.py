@@ -5,7 +5,7 @@ from typing import Any
 
 from octavo.errors import RequestError
 
-__all__ = ["plain_data", "plain_messages"]
+__all__ = ["check_text", "plain_messages", "plain_settings"]
 
 _MAX_DEPTH = 32
 
@@ -33,8 +33,8 @@ def _message(message: Any, where: str, change: Callable[[str], str]) -> dict[str
         raise _wrong(f"{where}.content is missing; it must be a string or a list of text parts")
     # The role is part of what the template writes around a message, as in '<|' + role + '|>'.
     rest = {key: value for key, value in message.items() if key not in ("role", "content")}
-    return {"role": plain_data(role, where, str), "content": plain_data(content, where, change)} | {
-        change(key): plain_data(value, where, change) for key, value in rest.items()
+    return {"role": _plain_data(role, where, str), "content": _plain_data(content, where, change)} | {
+        change(key): _plain_data(value, where, change) for key, value in rest.items()
     }
 
 
@@ -56,28 +56,46 @@ def _content(content: Any, where: str) -> str | None:
     return "\n".join(texts)
 
 
-def plain_data(value: Any, where: str, change: Callable[[str], str], depth: int = 0) -> Any:
+def plain_settings(settings: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """A deep copy of a template's variables in which every string went through ``change``.
+
+    Raises:
+        RequestError: (param ``documents`` or ``chat_template_kwargs``) one of them is not JSON data.
+    """
+    return {
+        name: _plain_data(value, name, change, "documents" if name == "documents" else "chat_template_kwargs")
+        for name, value in settings.items()
+    }
+
+
+def check_text(text: str, where: str, param: str = "messages") -> None:
+    """Raises RequestError if a string is not text: JSON's strings, and Python's, may hold half of a character."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"{where} holds half of a surrogate pair, which is not text"
+            raise RequestError(message, param=param) from error
+
+
+def _plain_data(value: Any, where: str, change: Callable[[str], str], param: str = "messages", depth: int = 0) -> Any:
     """A deep copy of JSON data, with ``change`` applied to its strings and keys.
 
     Raises:
-        RequestError: (param ``messages``) it is not JSON data, too deep, or not text.
+        RequestError: it is not JSON data, too deep, or not text.
     """
     if depth > _MAX_DEPTH:
-        raise _wrong(f"{where} is nested more than {_MAX_DEPTH} deep")
+        raise RequestError(f"{where} is nested more than {_MAX_DEPTH} deep", param=param)
     if isinstance(value, str):
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                raise _wrong(f"{where} holds half of a surrogate pair, which is not text") from error
+        check_text(value, where, param)
         return change(value)
     if isinstance(value, dict):
-        return {change(str(key)): plain_data(entry, where, change, depth + 1) for key, entry in value.items()}
+        return {change(str(key)): _plain_data(entry, where, change, param, depth + 1) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_data(entry, where, change, depth + 1) for entry in value]
+        return [_plain_data(entry, where, change, param, depth + 1) for entry in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise _wrong(f"{where} holds a {type(value).__name__}; messages are JSON data")
+    raise RequestError(f"{where} holds a {type(value).__name__}, which is not JSON data", param=param)
 
 
 def _wrong(message: str) -> RequestError:

@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
@@ -21,6 +21,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 __all__ = ["MAX_CHARS", "TemplateLimitError", "TemplateRefusalError", "TemplateSandbox", "run_bounded"]
+
+_T = TypeVar("_T")
 
 MAX_CHARS = 1 << 22  # of any string that a template makes; also its longest list
 MAX_NUMBER = 1_000_000  # largest whole number that a call or a filter may be given (widths, counts)
@@ -109,19 +111,20 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super().wrap_str_format(value)
 
 
-def run_bounded(render: Callable[[], str], seconds: float = MAX_SECONDS) -> str:
+def run_bounded(render: Callable[[], _T], seconds: float = MAX_SECONDS) -> _T:
     """``render()`` in a thread of its own; what it raises is raised here.
 
     Raises:
         TemplateLimitError: it took longer than ``seconds``. Its thread is interrupted at its next Python operation.
     """
-    results: list[str | BaseException] = []
+    results: list[_T] = []
+    errors: list[BaseException] = []
 
     def work() -> None:
         try:
             results.append(render())
         except BaseException as error:
-            results.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=work, name="chat-template", daemon=True)
     thread.start()
@@ -129,10 +132,9 @@ def run_bounded(render: Callable[[], str], seconds: float = MAX_SECONDS) -> str:
     if thread.is_alive() and thread.ident is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(TemplateLimitError))
         raise TemplateLimitError(f"the chat template takes longer than {seconds:g} seconds")
-    (result,) = results
-    if isinstance(result, BaseException):
-        raise result
-    return result
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:

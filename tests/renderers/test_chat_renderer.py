@@ -198,7 +198,7 @@ def test_only_the_template_writes_special_tokens(
         (user(["x"]), r"content\[0\] is a part without a type"),
         (user("\ud800"), "surrogate"),
         ([*user("a"), *user("\udfff")], r"messages\[1\] holds half"),
-        ([{"role": "user", "content": "x", "extra": {1, 2}}], "messages are JSON data"),
+        ([{"role": "user", "content": "x", "extra": {1, 2}}], "which is not JSON data"),
     ],
 )
 def test_malformed_messages_are_the_clients_mistake(renderer: ChatRenderer, messages: Any, says: str) -> None:
