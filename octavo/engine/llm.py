@@ -127,8 +127,8 @@ class LLM:
             messages: ``[{"role": …, "content": …}, …]``, or a list of such lists.
             chat_template: Jinja text, instead of the model's own template.
             add_generation_prompt: let the template begin the answer.
-            continue_final_message: the last message is the beginning of what is generated: it is left open. Needs
-                ``add_generation_prompt=False``.
+            continue_final_message: the last message is the beginning of what is generated, and is left open. Goes
+                before ``add_generation_prompt``.
             chat_template_kwargs: further variables of the template.
 
         Raises:

@@ -212,6 +212,18 @@ def test_chat_is_generate_on_the_rendered_messages(llm: LLM) -> None:
     assert llm.chat(messages, GREEDY, use_tqdm=False, chat_template=template)[0].prompt == "[hello]"
 
 
+def test_chat_goes_on_with_the_last_message_and_hands_variables_to_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "I am"}]
+    (answer,) = llm.chat(messages, GREEDY, use_tqdm=False, continue_final_message=True)
+    assert answer.prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nI am"
+    template = "{{ mood }}: {{ messages[0].content }}"
+    options: dict[str, Any] = {"chat_template": template, "chat_template_kwargs": {"mood": "kind"}}
+    assert llm.chat(messages, GREEDY, use_tqdm=False, **options)[0].prompt == "kind: hello"
+    with pytest.raises(RequestError) as caught:
+        llm.chat(messages, GREEDY, use_tqdm=False, chat_template="{{ broken")
+    assert caught.value.param == "chat_template"
+
+
 # ---- refusals, failures, interrupts ---------------------------------------------------------------------------------
 
 
