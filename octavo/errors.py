@@ -28,6 +28,8 @@ __all__ = [
     "UnsupportedError",
 ]
 
+_LONGEST_MESSAGE = 800
+
 
 class OctavoError(Exception):
     """Base of everything octavo raises on purpose."""
@@ -38,7 +40,11 @@ class ConfigError(OctavoError, ValueError):
 
 
 class ModelError(OctavoError):
-    """The model cannot be loaded or served."""
+    """The model cannot be loaded or served. What a file says, and a message quotes, may be of any length; the message is
+    not."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + "…")
 
 
 class CheckpointError(ModelError):

@@ -34,6 +34,7 @@ def read_safetensors_entries(path: Path) -> list[TensorEntry]:
         UnsupportedError: a data type that the format does not have.
     """
     header, data_start, file_size = _read_header(path)
+    _check_metadata(header.get("__metadata__"), path)
     entries = [
         _entry(name, described, data_start, file_size, path)
         for name, described in header.items()
@@ -75,6 +76,14 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
     if not isinstance(header, dict):
         raise CheckpointError("the header is not a JSON object", file=str(path))
     return header, 8 + length, file_size
+
+
+def _check_metadata(metadata: Any, path: Path) -> None:
+    """Nothing in it is used. A file in which it is not as the format has it is damaged all the same."""
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    ):
+        raise CheckpointError(f"__metadata__ must map names to texts, got {shown(metadata)}", file=str(path))
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

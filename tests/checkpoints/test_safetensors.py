@@ -176,6 +176,21 @@ def test_control_the_unchanged_entry_is_read(make_folder: MakeFolder) -> None:
     assert read_model_facts(folder).weight_bytes == 24
 
 
+@pytest.mark.parametrize("metadata", [7, "x", [], {"format": 7}, {"format": {"a": "b"}}])
+def test_metadata_of_another_form_are_refused(make_folder: MakeFolder, metadata: Any) -> None:
+    file = make_folder() / "model.safetensors"
+    write_header(file, json.dumps({"__metadata__": metadata, "w": ENTRY}), bytes(24))
+    with pytest.raises(CheckpointError, match="__metadata__ must map names to texts"):
+        read_model_facts(file.parent)
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}])
+def test_control_metadata_of_the_formats_form_are_taken(make_folder: MakeFolder, metadata: Any) -> None:
+    file = make_folder() / "model.safetensors"
+    write_header(file, json.dumps({"__metadata__": metadata, "w": ENTRY}), bytes(24))
+    assert read_model_facts(file.parent).weight_bytes == 24
+
+
 def test_overlapping_tensors_are_refused(make_folder: MakeFolder) -> None:
     folder = make_folder()
     header = {"a": ENTRY, "b": ENTRY | {"data_offsets": [12, 36]}}

@@ -42,6 +42,13 @@ def test_any_other_log_level_is_a_configuration_error(monkeypatch: pytest.Monkey
         envs.log_level()
 
 
+def test_what_a_damaged_file_says_does_not_flood_the_message() -> None:
+    error = CheckpointError("x" * 5000, file="model/config.json", tensor="w")
+    assert str(error).startswith("model/config.json: tensor 'w': xxx")
+    assert len(str(error)) < 1000
+    assert str(UnsupportedError("short")) == "short"
+
+
 def test_one_line_keeps_ordinary_text() -> None:
     assert one_line("naïve\tтекст 🙂") == "naïve\tтекст 🙂"
 
