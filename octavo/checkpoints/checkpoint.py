@@ -3,12 +3,14 @@
 Everything that can be checked without reading the tensors' data has been checked once this exists.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.checkpoints.families import Family, Placement
 from octavo.checkpoints.gguf_file import read_gguf_file
-from octavo.checkpoints.gguf_llama import LlamaTensor, llama_config, llama_tensors
+from octavo.checkpoints.gguf_model import gguf_config, gguf_placements
 from octavo.checkpoints.hf_config import normal_config, stated_dtype, token_ids
 from octavo.checkpoints.hf_folder import read_config, read_generation_config, read_tokenizer_eos_id, read_weight_files
 from octavo.checkpoints.json_file import overridden
@@ -24,12 +26,11 @@ _EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "toke
 
 @dataclass(frozen=True)
 class PlacedTensor:
-    """A tensor under its Hugging Face name; ``permuted_heads`` as in LlamaTensor."""
+    """Where a tensor lies, and what it is to the model."""
 
-    name: str
     file: Path
     entry: TensorEntry
-    permuted_heads: int | None = None
+    placement: Placement
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ def open_checkpoint(path: Path, hf_overrides: dict[str, Any] | None = None) -> C
 def _open_hf_folder(folder: Path, overrides: dict[str, Any]) -> Checkpoint:
     config_file = folder / "config.json"
     raw = overridden(read_config(folder), overrides, config_file)
-    architecture, config = normal_config(raw, config_file)
+    family, config = normal_config(raw, config_file)
     stated = stated_dtype(raw, config_file)
     files = read_weight_files(folder)
-    tensors = [PlacedTensor(entry.name, path, entry) for path, entries in files for entry in entries]
+    tensors = [tensor for path, entries in files for tensor in _placed(entries, path, family, config)]
     generation_config = read_generation_config(folder)
     vocab_size = config["vocab_size"]
     eos = token_ids(config.get("eos_token_id"), vocab_size, config_file, "eos_token_id")
@@ -78,7 +79,7 @@ def _open_hf_folder(folder: Path, overrides: dict[str, Any]) -> Checkpoint:
     return Checkpoint(
         path=folder,
         format="safetensors",
-        architecture=architecture,
+        architecture=family.architecture,
         hf_config=config,
         generation_config=generation_config,
         eos_token_ids=list(dict.fromkeys(eos)),
@@ -90,7 +91,7 @@ def _open_hf_folder(folder: Path, overrides: dict[str, Any]) -> Checkpoint:
 
 def _open_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
     gguf = read_gguf_file(path)
-    config = llama_config(gguf)
+    config = gguf_config(gguf)
     for entry in gguf.tensors:
         if entry.type.dequantize is None:
             raise UnsupportedError(
@@ -106,12 +107,12 @@ def _open_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
     config["eos_token_id"] = eos[0] if len(eos) == 1 else eos or None
     config = overridden(config, overrides, path)
     eos = token_ids(config.get("eos_token_id"), vocab_size, path, "eos_token_id")
-    architecture, config = normal_config(config, path)
-    tensors = [_placed(tensor, path) for tensor in llama_tensors(gguf, config)]
+    family, config = normal_config(config, path)
+    tensors = [PlacedTensor(path, entry, placement) for entry, placement in gguf_placements(gguf, config)]
     return Checkpoint(
         path=path,
         format="gguf",
-        architecture=architecture,
+        architecture=family.architecture,
         hf_config=config,
         generation_config={},
         eos_token_ids=eos,
@@ -121,8 +122,15 @@ def _open_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
     )
 
 
-def _placed(tensor: LlamaTensor, path: Path) -> PlacedTensor:
-    return PlacedTensor(tensor.name, path, tensor.entry, tensor.permuted_heads)
+def _placed(entries: list[TensorEntry], path: Path, family: Family, config: dict[str, Any]) -> list[PlacedTensor]:
+    found = []
+    for entry in entries:
+        if any(re.fullmatch(pattern, entry.name) for pattern in family.ignored):
+            continue
+        placement = family.place(entry.name, config)
+        if placement is not None:
+            found.append(PlacedTensor(path, entry, placement))
+    return found
 
 
 def _dtype_of(tensors: list[PlacedTensor], path: Path) -> str:

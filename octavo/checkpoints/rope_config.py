@@ -6,9 +6,10 @@ Only scalings whose tables depend on nothing but the position are read: those ca
 from pathlib import Path
 from typing import Any
 
+from octavo.checkpoints.families import Family
 from octavo.checkpoints.json_file import Fields
 from octavo.checkpoints.tensor_entry import shown
-from octavo.errors import UnsupportedError
+from octavo.errors import CheckpointError, UnsupportedError
 from octavo.logging import init_logger
 
 __all__ = ["normal_rope"]
@@ -17,13 +18,18 @@ logger = init_logger(__name__)
 
 _MAX_POSITIONS = 2**31 - 1
 _MAX_FACTOR = 1e6
+# What may stand beside a scaling's own fields.
+_BESIDE_SCALING = {"type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 
 
-def normal_rope(
-    config: dict[str, Any], file: Path, max_position_embeddings: int
-) -> tuple[float, dict[str, Any] | None]:
-    """(rope_theta, rope_scaling). The scaling is None, or a dict with ``rope_type`` (``"linear"``, ``"llama3"`` or
-    ``"yarn"``) and all the numbers that the type needs.
+def normal_rope(config: dict[str, Any], file: Path, found: dict[str, Any], family: Family) -> dict[str, Any]:
+    """``rope_theta``, ``rope_scaling`` and, for a family that has it, ``partial_rotary_factor``.
+
+    The scaling is None, or a dict with ``rope_type`` (``"linear"``, ``"llama3"`` or ``"yarn"``) and all the numbers
+    that the type needs.
+
+    Args:
+        found: the common fields, checked.
 
     Raises:
         CheckpointError: a field that is missing or out of range.
@@ -33,15 +39,31 @@ def normal_rope(
     # transformers 5 writes rope_parameters; older ones rope_theta and, where there is one, rope_scaling.
     old, new = (fields.nested(key) or Fields({}, file) for key in ("rope_scaling", "rope_parameters"))
     scaling = old if old.values else new
-    theta = 10000.0
+    theta = family.defaults.get("rope_theta", 10000.0)
+    share = family.defaults.get("partial_rotary_factor", 1.0)
     for place in (new, fields, scaling):
         theta = place.number("rope_theta", 1.0001, 1e12, default=theta)
-    for place in (fields, scaling):
-        if place.number("partial_rotary_factor", 0.0, 1.0, default=1.0) != 1.0:
-            raise UnsupportedError(f"{file}: partial_rotary_factor: octavo rotates whole heads only")
+        share = place.number("partial_rotary_factor", 0.0, 1.0, default=share)
+    settings = {"rope_theta": theta, "rope_scaling": _scaling(fields, scaling, found["max_position_embeddings"])}
+    if family.partial_rotary:
+        rotary_dim = int(found["head_dim"] * share)
+        if rotary_dim < 2 or rotary_dim % 2:
+            raise CheckpointError(
+                f"partial_rotary_factor {share:g} of heads of {found['head_dim']} is {rotary_dim} channels; an even "
+                "number from 2 is expected",
+                file=str(file),
+            )
+        settings["partial_rotary_factor"] = share
+    elif share != 1.0:
+        raise UnsupportedError(f"{file}: partial_rotary_factor: octavo rotates whole heads of {family.architecture}")
+    return settings
+
+
+def _scaling(fields: Fields, scaling: Fields, max_position_embeddings: int) -> dict[str, Any] | None:
+    file = fields.file
     kind = scaling.string("rope_type", default=scaling.string("type", default="default"))
     if kind == "default":
-        return theta, None
+        return None
     if kind == "dynamic":
         raise UnsupportedError(
             f"{file}: {scaling.where}rope_type 'dynamic' changes a token's rotation with the length of the sequence, "
@@ -58,12 +80,12 @@ def normal_rope(
             "original_max_position_embeddings", 1, _MAX_POSITIONS, default=max_position_embeddings
         )
     found = {"rope_type": kind} | _READERS[kind](scaling, original, max_position_embeddings)
-    ignored = set(scaling.values) - set(found) - {"type", "rope_theta", "original_max_position_embeddings"}
+    ignored = set(scaling.values) - set(found) - _BESIDE_SCALING
     ignored = {key for key in ignored if scaling.values[key] is not None}
     if ignored:
         name = scaling.where.rstrip(".")
         logger.warning("%s: %s: fields that mean nothing to %s are ignored: %s", file, name, kind, sorted(ignored))
-    return theta, found
+    return found
 
 
 def _linear(scaling: Fields, original: int, max_position_embeddings: int) -> dict[str, Any]:

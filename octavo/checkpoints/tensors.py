@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.checkpoints.checkpoint import PlacedTensor, open_checkpoint
-from octavo.checkpoints.gguf_llama import unpermute_rows
 from octavo.checkpoints.tensor_entry import map_file
 from octavo.checkpoints.tensor_types import float32_pieces, to_float32
+from octavo.errors import CheckpointError
 
 __all__ = ["CheckpointTensor", "iterate_tensors"]
 
@@ -24,7 +24,7 @@ class CheckpointTensor:
     type: storage type, one of those that octavo reads (tensor_types.py).
     shape: torch order.
     data: its bytes, 1-D and read-only: a view of the mapped file, which stays mapped as long as a view lives, or a
-        copy where rows had to be put into Hugging Face order.
+        copy where rows had to be moved or values changed.
     file: path of the file that it is in.
     """
 
@@ -65,7 +65,16 @@ def _place(tensor: PlacedTensor) -> tuple[str, int]:
 def _read(tensor: PlacedTensor, data: npt.NDArray[np.uint8]) -> CheckpointTensor:
     entry = tensor.entry
     own = data[entry.offset : entry.offset + entry.num_bytes]
-    if tensor.permuted_heads is not None:
-        own = unpermute_rows(own, tensor.permuted_heads, entry.shape[0])
-        own.flags.writeable = False
-    return CheckpointTensor(tensor.name, entry.type.name, entry.shape, own, str(tensor.file))
+    placement, kind = tensor.placement, entry.type.name
+    if placement.rows is not None:
+        if placement.rows.num_rows != entry.shape[0]:
+            raise CheckpointError(
+                f"has {entry.shape[0]} rows, {placement.rows.num_rows} are expected",
+                file=str(tensor.file),
+                tensor=entry.name,
+            )
+        own = placement.rows.apply(own)
+    if placement.offset:
+        own, kind = (to_float32(kind, own) + np.float32(placement.offset)).view(np.uint8), "F32"
+    own.flags.writeable = False
+    return CheckpointTensor(placement.name, kind, entry.shape, own, str(tensor.file))

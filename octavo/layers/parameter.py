@@ -73,22 +73,27 @@ class WeightParameter(nn.Parameter):
     def full_nbytes(self) -> int:
         return math.prod(self.full_shape) * self.itemsize
 
+    def shard_rows(self, shard_id: ShardId) -> slice:
+        """Rows that the shard fills; None: all."""
+        return self.shards[shard_id] if shard_id is not None else slice(0, self.full_shape[0])
+
     def weight_loader(self, source: "CheckpointTensor", shard_id: ShardId = None) -> None:
-        """Fills the shard's rows.
+        """Fills the shard's rows; None fills the whole parameter, merged or not.
 
         Raises:
             CheckpointError: the shard is of another shape, or has been filled before.
         """
-        rows = self.shards[shard_id]
+        rows = self.shard_rows(shard_id)
         expected = (rows.stop - rows.start, *self.full_shape[1:])
         if tuple(source.shape) != expected:
             raise CheckpointError(
                 f"has shape {list(source.shape)}, expected {list(expected)}", file=source.file, tensor=source.name
             )
+        arrived = set(self.shards) if shard_id is None else {shard_id}
         with self._lock:  # shards of one parameter may arrive in several threads
-            if shard_id in self.loaded_shards:
+            if arrived & self.loaded_shards:
                 raise CheckpointError("is there twice", file=source.file, tensor=source.name)
-            self.loaded_shards.add(shard_id)
+            self.loaded_shards |= arrived
             if not self.numel():
                 self.data = torch.empty(self.full_shape, dtype=self.dtype)
         filled = self.data[rows]

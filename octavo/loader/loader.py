@@ -30,8 +30,6 @@ Progress = Callable[[str, float], None]
 Assignments = dict[str, tuple[WeightParameter, ShardId]]
 Job = tuple[CheckpointTensor, WeightParameter, ShardId]
 
-# Tables that old checkpoints carry although they follow from the config.
-_DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 _HEAD = "lm_head.weight"
 
 
@@ -82,20 +80,22 @@ def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> 
             done += size
             progress("loading weights", done / total)
     for name, (parameter, shard_id) in assignments.items():
-        if shard_id not in parameter.loaded_shards:
+        # The whole of a merged parameter need not come under its own name: its shards do, then.
+        if shard_id in parameter.shards and shard_id not in parameter.loaded_shards:
             raise CheckpointError(f"is missing; {type(model).__name__} needs it", file=config.path, tensor=name)
     return total
 
 
 def _assignments(model: nn.Module) -> Assignments:
-    """Name of a checkpoint's tensor → the parameter, and the shard of it, that it fills."""
+    """Name of a checkpoint's tensor → the parameter, and the shard of it (None: all), that it fills."""
     packed: Mapping[str, Mapping[str, ShardId]] = getattr(model, "packed_modules_mapping", {})
     found: Assignments = {}
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, WeightParameter):
             raise TypeError(f"parameter {name} is no WeightParameter and cannot load itself")
         *parents, module, field = name.split(".")
-        for source, shard_id in packed.get(module, {module: None}).items():
+        # Some families store merged weights as they are used (qkv_proj, gate_up_proj), most the parts.
+        for source, shard_id in {**packed.get(module, {}), module: None}.items():
             found[".".join([*parents, source, field])] = (parameter, shard_id)
     return found
 
@@ -107,14 +107,14 @@ def _wanted(config: ModelConfig, assignments: Assignments, model: nn.Module) -> 
             yield tensor, *assignments[tensor.name]
         elif tensor.name == _HEAD:
             logger.info("%s is not used: the head is tied to the embedding (tie_word_embeddings)", tensor.name)
-        elif not tensor.name.endswith(_DERIVED_SUFFIXES):
+        else:
             raise CheckpointError(f"is no part of {type(model).__name__}", file=tensor.file, tensor=tensor.name)
 
 
 def _load_tensor(job: Job) -> int:
     tensor, parameter, shard_id = job
     parameter.weight_loader(tensor, shard_id)
-    return parameter.data[parameter.shards[shard_id]].nbytes
+    return parameter.data[parameter.shard_rows(shard_id)].nbytes
 
 
 def _in_threads(work: Callable[[Job], int], jobs: Iterable[Job]) -> Iterator[int]:
