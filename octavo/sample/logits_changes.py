@@ -19,8 +19,8 @@ __all__ = ["change_logits"]
 
 logger = init_logger(__name__)
 
-# So many pairs at once, more only where one row has more.
-_MOST_PAIRS = 1 << 20
+# So many pairs at once, more only where one row has more: about ten arrays of them are alive, 40 MiB.
+_MOST_PAIRS = 1 << 19
 
 _Row = tuple[int, RowChanges]
 

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.sample import RowChanges, Sampler, SamplerOutput, SamplingMetadata, uniforms
+from octavo.sample import RowChanges, Sampler, SamplerOutput, SamplingMetadata
+from octavo.types import SamplingParams
+from tests.sample import plain
 
 INF = math.inf
 NAN = math.nan
@@ -58,43 +60,9 @@ def tokens(logits: list[list[float]] | torch.Tensor, *rows: Row) -> list[int]:
 def reference(logits: list[float], row: Row) -> int:
     """What a row must give, in plain Python."""
     allowed = [-INF if token_id in row.banned else logit for token_id, logit in enumerate(logits)]
-    descending = sorted(range(len(allowed)), key=lambda token_id: (-allowed[token_id], token_id))
-    if row.temperature == 0.0:
-        return descending[0]
-    best = allowed[descending[0]]
-    weights = [math.exp(0.0 if logit == best else (logit - best) / row.temperature) for logit in allowed]
-    total = sum_in_order(weights)
-    if row.min_p > 0.0:
-        weights = [weight if weight >= row.min_p else 0.0 for weight in weights]
-        total = sum_in_order(weights)
-    kept = descending
-    if 0 < row.top_k < len(allowed):
-        kept = descending[: row.top_k]
-        total = sum_in_order([weights[token_id] for token_id in kept])
-    if row.top_p < 1.0:
-        nucleus, mass = [], 0.0
-        for token_id in kept:
-            nucleus.append(token_id)
-            mass += weights[token_id]
-            if mass >= total * row.top_p:
-                break
-        kept = nucleus
-    ascending = sorted(kept)
-    key = [np.array([value]) for value in (row.seed, row.choice_index, row.output_position)]
-    point = float(uniforms(*key)[0]) * sum_in_order([weights[token_id] for token_id in ascending])
-    mass = 0.0
-    for token_id in ascending:
-        mass += weights[token_id]
-        if mass > point:
-            return token_id
-    raise AssertionError("the point is beyond the total")
-
-
-def sum_in_order(values: list[float]) -> float:
-    total = 0.0
-    for value in values:  # not sum(): it compensates rounding errors since Python 3.12
-        total += value
-    return total
+    params = SamplingParams(temperature=row.temperature, min_p=row.min_p, top_k=row.top_k, top_p=row.top_p)
+    params.seed = row.seed
+    return plain.next_token(allowed, params, row.choice_index, row.output_position)
 
 
 def random_logits(rows: int, vocab_size: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
@@ -201,39 +169,6 @@ def test_a_filter_that_keeps_everything_changes_nothing() -> None:
     assert tokens(logits, *plain) == tokens(logits, *kept)
 
 
-# the distribution ---------------------------------------------------------------------------------------------------
-
-
-def chi_square(row: Row, probabilities: list[float], logits: list[float], count: int = 20_000) -> float:
-    rows = [Row(**{**vars(row), "output_position": position}) for position in range(count)]
-    counts = np.bincount(tokens([logits] * count, *rows), minlength=len(logits))
-    expected = np.array(probabilities) * count
-    assert counts[expected == 0].sum() == 0
-    some = expected > 0
-    return float(((counts[some] - expected[some]) ** 2 / expected[some]).sum())
-
-
-def test_draws_follow_the_distribution() -> None:
-    weights = [8.0, 4.0, 2.0, 1.0, 1.0, 0.5, 0.25, 0.25]
-    logits = [math.log(weight) for weight in weights]
-    cases = [
-        (Row(temperature=1.0, seed=11), weights),
-        (Row(temperature=0.5, seed=12), [weight**2 for weight in weights]),
-        (Row(temperature=2.0, seed=13), [weight**0.5 for weight in weights]),
-        (Row(temperature=1.0, seed=14, top_k=3), [8.0, 4.0, 2.0, 0, 0, 0, 0, 0]),
-        (Row(temperature=1.0, seed=15, top_p=0.9), [8.0, 4.0, 2.0, 1.0, 1.0, 0, 0, 0]),
-    ]
-    for row, wanted in cases:
-        total = sum(wanted)
-        # 7 degrees of freedom or fewer, p = 0.001
-        assert chi_square(row, [weight / total for weight in wanted], logits) < 24.4
-
-
-def test_control_a_wrong_distribution_fails_the_chi_square() -> None:
-    logits = [math.log(weight) for weight in (8.0, 4.0, 2.0)]
-    assert chi_square(Row(temperature=1.1), [8 / 14, 4 / 14, 2 / 14], logits) > 24.4
-
-
 @pytest.mark.parametrize(("uniform", "expected"), [(0.0, 1), (1 - 2**-53, 3)])
 def test_the_ends_of_the_unit_interval_do_not_draw_impossible_tokens(
     monkeypatch: pytest.MonkeyPatch, uniform: float, expected: int
@@ -255,6 +190,7 @@ def some_rows(count: int, seed: int) -> list[Row]:
             seed=int(rng.integers(-(2**62), 2**62)),
             output_position=int(rng.integers(100)),
             num_logprobs=int(rng.choice([-1, 0, 3, 20])),
+            min_p=float(rng.choice([0.0, 0.0, 0.05])),
             banned=(int(rng.integers(33)),) if rng.random() < 0.3 else (),
         )
         for _ in range(count)
@@ -364,8 +300,9 @@ def test_a_row_without_a_distribution_fails_alone(broken: list[float], temperatu
     assert 1 not in output.logprobs
 
 
-def test_nan_behind_a_banned_token_is_an_error_where_logprobs_would_show_it() -> None:
-    output = sample([[NAN, 1.0], [0.0, 1.0]], [Row(banned=(0,), num_logprobs=1)] * 2)
+@pytest.mark.parametrize("num_logprobs", [-1, 1])
+def test_nan_behind_a_banned_token_is_an_error_all_the_same(num_logprobs: int) -> None:
+    output = sample([[NAN, 1.0], [0.0, 1.0]], [Row(banned=(0,), num_logprobs=num_logprobs)] * 2)
     assert list(output.errors) == [0]
     assert output.token_ids.tolist() == [-1, 1]
 

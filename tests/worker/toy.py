@@ -141,14 +141,14 @@ def history_logits(history: list[int]) -> list[float]:
     return found
 
 
-def toy_config(**stated: Any) -> OctavoConfig:
+def toy_config(vocab_size: int = VOCAB_SIZE, longest: int = MAX_MODEL_LEN, **stated: Any) -> OctavoConfig:
     facts = ModelFacts(
         path="toy",
         format="safetensors",
         architecture="Toy",
         hf_config={},
-        vocab_size=VOCAB_SIZE,
-        max_position_embeddings=MAX_MODEL_LEN,
+        vocab_size=vocab_size,
+        max_position_embeddings=longest,
         dtype="float32",
         weight_bytes=0,
         generation_config={},
@@ -173,12 +173,12 @@ def toy_worker(config: OctavoConfig) -> tuple[Worker, ToyModel]:
     return Worker(config, lambda config, progress: model), model
 
 
-def start(worker: Any, kv_cache_config: KVCacheConfig | None = None) -> None:
+def start(worker: Any, kv_cache_config: KVCacheConfig | None = None, max_model_len: int = MAX_MODEL_LEN) -> None:
     """The worker's life up to its first step."""
     worker.init_device()
     worker.load_model()
     worker.get_kv_cache_specs()
-    worker.initialize_from_config(kv_cache_config or toy_kv_cache_config(), MAX_MODEL_LEN)
+    worker.initialize_from_config(kv_cache_config or toy_kv_cache_config(), max_model_len)
     worker.compile_or_warm_up_model()
 
 
