@@ -77,7 +77,7 @@ class Gemma2MLP(nn.Module):
         super().__init__()
         hidden_size, inner_size = config["hidden_size"], config["intermediate_size"]
         self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias=False, dtype=dtype)
-        self.act_fn = gated_activation(config["hidden_activation"])
+        self.act_fn = gated_activation(config["hidden_act"])
         self.down_proj = RowParallelLinear(inner_size, hidden_size, bias=False, dtype=dtype)
 
     def forward(self, hidden: Tensor) -> Tensor:

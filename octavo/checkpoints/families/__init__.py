@@ -18,7 +18,7 @@ Recipe for a family:
 from pathlib import Path
 from typing import Any
 
-from octavo.checkpoints.families import llama, mistral
+from octavo.checkpoints.families import gemma2, gemma3, llama, mistral, olmo2
 from octavo.checkpoints.families.family import Family, GGUFPart
 from octavo.checkpoints.families.placement import Placement, unpermuted
 from octavo.checkpoints.json_file import Fields
@@ -30,8 +30,12 @@ __all__ = ["FAMILIES", "Family", "GGUFPart", "Placement", "family_of_config", "g
 FAMILIES: dict[str, Family] = {
     family.architecture: family
     for family in (
+        gemma2.FAMILY,
+        gemma3.FAMILY,
+        gemma3.FAMILY_WITH_IMAGES,
         llama.FAMILY,
         mistral.FAMILY,
+        olmo2.FAMILY,
     )
 }
 
