@@ -28,6 +28,7 @@ SHAPE = {
 
 MakeModel = Callable[..., Path]
 PROMPT_SEED = 7
+NUM_TOKENS = 100
 
 
 def _random(model: transformers.PreTrainedModel, seed: int) -> None:
@@ -70,42 +71,50 @@ class PagedModel:
         for layer in self.layers.values():
             spec = layer.kv_cache_spec(block_size, dtype)
             layer.bind_kv_cache(torch.full((num_blocks * spec.page_size_bytes,), 0xFF, dtype=torch.uint8))
-        (self.window,) = {layer.sliding_window for layer in self.layers.values()}
+        self.windows = {layer.sliding_window for layer in self.layers.values()}
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(num_blocks)) + 1
-        self.free_blocks = order.tolist()
-        self.blocks: dict[Any, list[int]] = {}
+        self.free_blocks = {window: order.tolist() for window in self.windows}
+        self.blocks: dict[tuple[int | None, Any], list[int]] = {}
         self.lengths: dict[Any, int] = {}
 
     def step(self, batch: list[tuple[Any, list[int]]]) -> Tensor:
         """(request, its next tokens), … → logits [num_tokens, vocab_size] of all of them."""
-        input_ids, positions, slots, starts, ends = [], [], [], [0], []
+        spans = []
         for request, tokens in batch:
             begin = self.lengths.get(request, 0)
             end = self.lengths[request] = begin + len(tokens)
-            blocks = self.blocks.setdefault(request, [])
-            while len(blocks) * self.block_size < end:
-                blocks.append(self.free_blocks.pop())
-            oldest = 0 if self.window is None else max(0, begin - self.window + 1)
-            blocks[: oldest // self.block_size] = [0] * (oldest // self.block_size)
-            input_ids += tokens
-            positions += range(begin, end)
-            slots += [blocks[p // self.block_size] * self.block_size + p % self.block_size for p in range(begin, end)]
-            starts.append(len(input_ids))
-            ends.append(end)
-        width = max(len(self.blocks[request]) for request, _ in batch)
-        tables = [self.blocks[request] + [0] * (width - len(self.blocks[request])) for request, _ in batch]
-        metadata = AttentionMetadata(
-            query_start_loc=torch.tensor(starts, dtype=torch.int32),
-            seq_lens=torch.tensor(ends, dtype=torch.int32),
-            block_table=torch.tensor(tables, dtype=torch.int32),
-            slot_mapping=torch.tensor(slots),
-            max_query_len=max(len(tokens) for _, tokens in batch),
-            max_seq_len=max(ends),
-        )
-        with torch.inference_mode(), set_forward_context(dict.fromkeys(self.layers, metadata)):
+            spans.append((request, begin, end))
+        metadata = {window: self._metadata(window, spans) for window in self.windows}
+        context = {name: metadata[layer.sliding_window] for name, layer in self.layers.items()}
+        input_ids = [token for _, tokens in batch for token in tokens]
+        positions = [position for _, begin, end in spans for position in range(begin, end)]
+        with torch.inference_mode(), set_forward_context(context):
             hidden = self.model(torch.tensor(input_ids), torch.tensor(positions))
             logits: Tensor = self.model.compute_logits(hidden)
         return logits
+
+    def _metadata(self, window: int | None, spans: list[tuple[Any, int, int]]) -> AttentionMetadata:
+        """For the layers of one window: they have blocks of their own."""
+        slots, starts, tables = [], [0], []
+        for request, begin, end in spans:
+            blocks = self.blocks.setdefault((window, request), [])
+            while len(blocks) * self.block_size < end:
+                blocks.append(self.free_blocks[window].pop())
+            oldest = 0 if window is None else max(0, begin - window + 1)
+            blocks[: oldest // self.block_size] = [0] * (oldest // self.block_size)
+            slots += [blocks[p // self.block_size] * self.block_size + p % self.block_size for p in range(begin, end)]
+            starts.append(starts[-1] + end - begin)
+            tables.append(blocks)
+        width = max(len(blocks) for blocks in tables)
+        ends = [end for _, _, end in spans]
+        return AttentionMetadata(
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(ends, dtype=torch.int32),
+            block_table=torch.tensor([blocks + [0] * (width - len(blocks)) for blocks in tables], dtype=torch.int32),
+            slot_mapping=torch.tensor(slots),
+            max_query_len=max(end - begin for _, begin, end in spans),
+            max_seq_len=max(ends),
+        )
 
     def chunked(self, tokens: list[int], chunk_size: int) -> Tensor:
         """Logits of a new request whose tokens come ``chunk_size`` at a time."""
@@ -117,6 +126,22 @@ class PagedModel:
 @pytest.fixture(scope="session")
 def paged_model() -> type[PagedModel]:
     return PagedModel
+
+
+@pytest.fixture(scope="session")
+def check_family(expected_logits: Any, random_tokens: Any) -> Callable[..., None]:
+    """``check_family(folder, gguf=None)``: logits of the model in ``folder`` (or of the GGUF file made from it) are
+    those of transformers, at once and in chunks, for a prompt longer than the windows."""
+
+    def check(folder: Path, gguf: Path | None = None) -> None:
+        tokens = random_tokens(NUM_TOKENS)
+        expected = expected_logits(folder, tokens)
+        assert expected.std() > 0.5  # logits near zero would be equal whatever the model does
+        model = PagedModel(gguf or folder)
+        for chunk_size in (NUM_TOKENS, 1, 16, 17):
+            torch.testing.assert_close(model.chunked(tokens, chunk_size), expected, rtol=0, atol=1e-4)
+
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tests.models.gguf_files import write_gguf
 
 # Widths that whole blocks of 32 quantized values divide.
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -26,47 +27,13 @@ LLAMA3 = {
 Convert = Callable[..., Path]
 
 
-def ggml_order(weight: Tensor, num_heads: int) -> Tensor:
-    """Q and K rows as llama.cpp wants them: the two channels of a rotated pair side by side."""
-    return weight.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
 @pytest.fixture
-def to_gguf(tmp_path: Path) -> Convert:
+def to_gguf() -> Convert:
     """``to_gguf(folder, quantization="F32", rope_freqs=None)`` → path, with the same weights."""
 
     def convert(folder: Path, quantization: str = "F32", rope_freqs: np.ndarray | None = None) -> Path:
-        config = transformers.AutoConfig.from_pretrained(folder)
-        path = tmp_path / "model.gguf"
-        writer = gguf.GGUFWriter(path, "llama")
-        writer.add_context_length(config.max_position_embeddings)
-        writer.add_embedding_length(config.hidden_size)
-        writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_block_count(config.num_hidden_layers)
-        writer.add_head_count(config.num_attention_heads)
-        writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-        writer.add_tokenizer_model("gpt2")
-        writer.add_token_list([f"t{index}" for index in range(config.vocab_size)])
-        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-        kind = gguf.GGMLQuantizationType[quantization]
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        for name, weight in load_file(folder / "model.safetensors").items():
-            module = name.split(".")[-2]
-            data = (ggml_order(weight, heads[module]) if module in heads else weight).contiguous().numpy()
-            gguf_name = names.get_name(name, try_suffixes=(".weight",))
-            if data.ndim == 1 or quantization == "F32":
-                writer.add_tensor(gguf_name, data)
-            else:
-                writer.add_tensor(gguf_name, gguf.quants.quantize(data, kind), raw_dtype=kind)
-        if rope_freqs is not None:
-            writer.add_tensor("rope_freqs.weight", rope_freqs.astype(np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        more = None if rope_freqs is None else {"rope_freqs.weight": rope_freqs.astype(np.float32)}
+        return write_gguf(folder, "llama", permuted=True, quantization=quantization, more_tensors=more)
 
     return convert
 

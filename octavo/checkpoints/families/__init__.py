@@ -12,13 +12,24 @@ Recipe for a family:
 3. Tensors of the Hugging Face form under other names, in another row order, or without use: ``place``, ``ignored``.
    A merged weight may come whole: under the merged parameter's own name (``qkv_proj``, ``gate_up_proj``).
 4. The model: ``octavo/models/<family>.py`` and its line in ``octavo/models/registry.py``.
-5. Test: ``tests/models/test_<family>.py`` with ``check_family`` and ``check_gguf`` of tests/models/conftest.py.
+5. Test: ``tests/models/test_<family>.py`` with ``check_family`` (conftest.py there) and ``write_gguf`` (gguf_files.py).
 """
 
 from pathlib import Path
 from typing import Any
 
-from octavo.checkpoints.families import gemma2, gemma3, llama, mistral, olmo2
+from octavo.checkpoints.families import (
+    gemma2,
+    gemma3,
+    gpt_neox,
+    granite,
+    granite4,
+    llama,
+    mistral,
+    olmo2,
+    phi3,
+    stablelm,
+)
 from octavo.checkpoints.families.family import Family, GGUFPart
 from octavo.checkpoints.families.placement import Placement, unpermuted
 from octavo.checkpoints.json_file import Fields
@@ -33,9 +44,14 @@ FAMILIES: dict[str, Family] = {
         gemma2.FAMILY,
         gemma3.FAMILY,
         gemma3.FAMILY_WITH_IMAGES,
+        gpt_neox.FAMILY,
+        granite.FAMILY,
+        granite4.FAMILY,
         llama.FAMILY,
         mistral.FAMILY,
         olmo2.FAMILY,
+        phi3.FAMILY,
+        stablelm.FAMILY,
     )
 }
 
