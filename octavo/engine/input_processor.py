@@ -34,8 +34,10 @@ _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _CHARACTERS_A_TOKEN = 16
 # Text that is to be truncated is encoded whole, whatever fits: some seconds of work for so many characters.
 _MOST_TRUNCATED_CHARACTERS = 2**24
-# Each choice has a copy of the prompt and of its parameters in the engine. So many ids may be in all copies.
-_MOST_COPIED_IDS = 2**22
+# Each choice has a copy of the prompt and of the parameters in the engine. So many tokens may be in all copies of one
+# prompt, and the parameters may take so many bytes on their way.
+_MOST_COPIED_TOKENS = 2**22
+_MOST_COPIED_BYTES = 2**26
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,16 +296,21 @@ class InputProcessor:
 
 
 def _check_copies(params: SamplingParams, num_prompt_tokens: int) -> None:
-    """Refuses more choices than there is room for in the engine."""
-    num_ids = len(params.allowed_token_ids or ()) + len(params.logit_bias)
-    each = num_prompt_tokens + num_ids
-    if params.n > 1 and params.n * each > _MOST_COPIED_IDS:
-        has = f"the prompt has {num_prompt_tokens} tokens"
-        if num_ids:
-            has += f", allowed_token_ids and logit_bias {num_ids} ids"
+    """Refuses more choices than the engine has room for."""
+    if params.n == 1:
+        return
+    num_tokens, num_bytes = params.n * num_prompt_tokens, params.n * len(msgspec.msgpack.encode(params))
+    if num_tokens > _MOST_COPIED_TOKENS:
         message = (
-            f"n is {params.n} and {has}, together {params.n * each} in all choices, but at most {_MOST_COPIED_IDS} are "
-            f"taken; lower n to at most {max(_MOST_COPIED_IDS // each, 1)}"
+            f"n is {params.n} and the prompt has {num_prompt_tokens} tokens, together {num_tokens} in all choices, but "
+            f"at most {_MOST_COPIED_TOKENS} are taken; lower n to at most "
+            f"{max(_MOST_COPIED_TOKENS // num_prompt_tokens, 1)}"
+        )
+        refuse("n", message)
+    if num_bytes > _MOST_COPIED_BYTES:
+        message = (
+            f"n is {params.n} and the parameters take {num_bytes // params.n} bytes, together {num_bytes} in all "
+            f"choices, but at most {_MOST_COPIED_BYTES} are taken; lower n, or shorten the longest list"
         )
         refuse("n", message)
 

@@ -108,7 +108,7 @@ def test_only_the_first_choice_computes_the_prompts_logprobs(door: Door) -> None
     assert len({request.sampling_params.seed for request in inputs.requests}) == 1
 
 
-def test_a_prompts_logprobs_are_bounded(door: Door, vocab_size: int) -> None:
+def test_a_prompts_logprobs_are_bounded(door: Door) -> None:
     # 2^22 entries in all; the tiny model's whole vocabulary fits many times.
     processor = door(max_model_len=512, max_logprobs=-1)
     take(processor, {"prompt_token_ids": [5] * 400}, prompt_logprobs=-1)
@@ -198,12 +198,18 @@ def test_a_vocabulary_may_be_banned_but_for_one_token(door: Door, vocab_size: in
     take(door(), bad_words_token_ids=every, stop_token_ids=rest[1:], min_tokens=1)
 
 
-def test_long_lists_are_copied_for_each_choice_and_so_bounded(door: Door) -> None:
-    bias = dict.fromkeys(range(200), 1.0)
-    take(door(), {"prompt_token_ids": [5] * 10}, n=16384, temperature=1.0)
-    error = refusal(door(), {"prompt_token_ids": [5] * 40}, n=16384, logit_bias=bias, allowed_token_ids=list(range(50)))
-    assert error.param == "n"
-    assert "250 ids" in str(error)
+def test_long_parameters_are_copied_for_each_choice_and_so_bounded(door: Door) -> None:
+    many = {"n": 16384, "max_tokens": 2}
+    take(door(), logit_bias=dict.fromkeys(range(200), 1.0), **many)
+    for long in (
+        {"stop": ["x" * 1000] * 5},
+        {"allowed_token_ids": [5] * 5000},
+        {"bad_words_token_ids": [[7] * 1000] * 5},
+    ):
+        error = refusal(door(), **long, **many)
+        assert error.param == "n"
+        assert "in all choices, but at most 67108864 are taken" in str(error)
+        take(door(), **long, n=100)
 
 
 # ---- truncation -----------------------------------------------------------------------------------------------------
