@@ -108,7 +108,7 @@ def test_only_the_first_choice_computes_the_prompts_logprobs(door: Door) -> None
     assert len({request.sampling_params.seed for request in inputs.requests}) == 1
 
 
-def test_a_prompts_logprobs_are_bounded(door: Door) -> None:
+def test_a_prompts_logprobs_are_bounded(door: Door, vocab_size: int) -> None:
     # 2^22 entries in all; the tiny model's whole vocabulary fits many times.
     processor = door(max_model_len=512, max_logprobs=-1)
     take(processor, {"prompt_token_ids": [5] * 400}, prompt_logprobs=-1)
