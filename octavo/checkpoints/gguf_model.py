@@ -70,7 +70,8 @@ def gguf_config(gguf: GGUFFile) -> dict[str, Any]:
     }
     rotary_dim = _rotary_dim(fields, head_dim, family)
     if family.partial_rotary:
-        config["partial_rotary_factor"] = rotary_dim / head_dim
+        # Rounded up, so that its product with head_dim is not a little less than the whole number.
+        config["partial_rotary_factor"] = min(1.0, math.nextafter(rotary_dim / head_dim, 2.0))
     if _ROPE_FREQS in tensors:
         config["rope_freq_factors"] = _rope_freq_factors(gguf, tensors[_ROPE_FREQS], rotary_dim)
     return config | part.config(fields, tensors)

@@ -3,6 +3,7 @@
 Only scalings whose tables depend on nothing but the position are read: those can be computed once.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,14 @@ logger = init_logger(__name__)
 _MAX_POSITIONS = 2**31 - 1
 _MAX_FACTOR = 1e6
 # What may stand beside a scaling's own fields.
-_BESIDE_SCALING = {"type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+_BESIDE_SCALING = {"type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "factor"}
 
 
 def normal_rope(config: dict[str, Any], file: Path, found: dict[str, Any], family: Family) -> dict[str, Any]:
     """``rope_theta``, ``rope_scaling`` and, for a family that has it, ``partial_rotary_factor``.
 
-    The scaling is None, or a dict with ``rope_type`` (``"linear"``, ``"llama3"`` or ``"yarn"``) and all the numbers
-    that the type needs.
+    The scaling is None, or a dict with ``rope_type`` (``"linear"``, ``"llama3"``, ``"longrope"`` or ``"yarn"``) and
+    all the numbers that the type needs.
 
     Args:
         found: the common fields, checked.
@@ -67,7 +68,7 @@ def _scaling(fields: Fields, scaling: Fields, max_position_embeddings: int) -> d
     if kind == "dynamic":
         raise UnsupportedError(
             f"{file}: {scaling.where}rope_type 'dynamic' changes a token's rotation with the length of the sequence, "
-            "so that cached keys would be wrong; supported: default, linear, llama3, yarn"
+            f"so that cached keys would be wrong; supported: default, {', '.join(_READERS)}"
         )
     if kind not in _READERS:
         raise UnsupportedError(
@@ -120,4 +121,21 @@ def _yarn(scaling: Fields, original: int, max_position_embeddings: int) -> dict[
     return found
 
 
-_READERS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}
+def _longrope(scaling: Fields, original: int, max_position_embeddings: int) -> dict[str, Any]:
+    """A factor for each rotated pair, in one list for sequences within the original context and one for longer ones."""
+    found: dict[str, Any] = {"original_max_position_embeddings": original}
+    for key in ("short_factor", "long_factor"):
+        factors = scaling.values.get(key)
+        if not isinstance(factors, list) or not all(_is_factor(factor) for factor in factors):
+            raise scaling.wrong(key, f"a list of numbers above 0 and up to {_MAX_FACTOR:g}")
+        found[key] = [float(factor) for factor in factors]
+    stretched = scaling.number("factor", 1e-6, _MAX_FACTOR, default=max_position_embeddings / original)
+    usual = math.sqrt(1.0 + math.log(stretched) / math.log(original)) if stretched > 1.0 < original else 1.0
+    return found | {"attention_factor": scaling.number("attention_factor", 0.0, _MAX_FACTOR, default=usual)}
+
+
+def _is_factor(value: Any) -> bool:
+    return type(value) in (int, float) and 0.0 < value <= _MAX_FACTOR
+
+
+_READERS = {"linear": _linear, "llama3": _llama3, "longrope": _longrope, "yarn": _yarn}

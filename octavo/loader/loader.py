@@ -80,8 +80,9 @@ def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> 
             done += size
             progress("loading weights", done / total)
     for name, (parameter, shard_id) in assignments.items():
-        # The whole of a merged parameter need not come under its own name: its shards do, then.
-        if shard_id in parameter.shards and shard_id not in parameter.loaded_shards:
+        # The parts of a merged parameter come before the whole, whose name is told only where there are no parts.
+        missing = parameter.shards.keys() - parameter.loaded_shards
+        if missing and (shard_id is None or shard_id in missing):
             raise CheckpointError(f"is missing; {type(model).__name__} needs it", file=config.path, tensor=name)
     return total
 

@@ -1,9 +1,10 @@
-"""The Llama family: Llama 2 and 3, SmolLM2, Mistral.
+"""The Llama family: Llama 2 and 3, SmolLM2, Mistral. Other families are made from its parts.
 
 A decoder layer is attention and a gated MLP, each normed before and added to the residual after. The residual is added
 by the next norm: a layer hands on (what its MLP added, residual so far).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,11 +24,17 @@ from octavo.layers import (
     VocabParallelEmbedding,
 )
 
-__all__ = ["LlamaForCausalLM"]
+__all__ = ["LlamaDecoderLayer", "LlamaForCausalLM", "LlamaMLP"]
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, name: str) -> None:
+    """Args:
+
+    rotary: shared by all layers.
+    index: the layer's place in the model.
+    """
+
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, index: int) -> None:
         super().__init__()
         hidden_size = config["hidden_size"]
         self.num_heads = config["num_attention_heads"]
@@ -40,7 +47,7 @@ class LlamaAttention(nn.Module):
         self.o_proj = RowParallelLinear(self.num_heads * self.head_size, hidden_size, bias=bias, dtype=dtype)
         self.rotary_emb = rotary
         self.attn = Attention(
-            name,
+            f"model.layers.{index}.self_attn",
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_size=self.head_size,
@@ -76,11 +83,15 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaDecoderLayer(nn.Module):
-    def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, name: str) -> None:
+    """Families whose layers differ in their attention only say which with ``attention_type``."""
+
+    attention_type: Callable[[dict[str, Any], torch.dtype, RotaryEmbedding, int], nn.Module] = LlamaAttention
+
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, index: int) -> None:
         super().__init__()
         hidden_size, eps = config["hidden_size"], config["rms_norm_eps"]
         self.input_layernorm = RMSNorm(hidden_size, eps, dtype)
-        self.self_attn = LlamaAttention(config, dtype, rotary, f"{name}.self_attn")
+        self.self_attn = self.attention_type(config, dtype, rotary, index)
         self.post_attention_layernorm = RMSNorm(hidden_size, eps, dtype)
         self.mlp = LlamaMLP(config, dtype)
 
@@ -92,21 +103,20 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    def __init__(self, model_config: ModelConfig) -> None:
+    def __init__(self, model_config: ModelConfig, layer_type: type[LlamaDecoderLayer]) -> None:
         super().__init__()
         config, dtype = model_config.hf_config, getattr(torch, model_config.dtype)
         hidden_size = config["hidden_size"]
         self.embed_tokens = VocabParallelEmbedding(model_config.vocab_size, hidden_size, dtype)
         rotary = RotaryEmbedding(
-            config["head_dim"],
+            int(config["head_dim"] * config.get("partial_rotary_factor", 1.0)),
             model_config.max_model_len,
             config["rope_theta"],
             config["rope_scaling"],
             config.get("rope_freq_factors"),
         )
         self.layers = nn.ModuleList(
-            LlamaDecoderLayer(config, dtype, rotary, f"model.layers.{index}")
-            for index in range(config["num_hidden_layers"])
+            layer_type(config, dtype, rotary, index) for index in range(config["num_hidden_layers"])
         )
         self.norm = RMSNorm(hidden_size, config["rms_norm_eps"], dtype)
 
@@ -123,17 +133,19 @@ class LlamaForCausalLM(nn.Module):
     """Attributes:
 
     packed_modules_mapping: merged module → the checkpoint's modules, in the order of its shards.
+    layer_type: what the model is made of; families that differ there only say so.
     """
 
     packed_modules_mapping = {
         "qkv_proj": {"q_proj": "q", "k_proj": "k", "v_proj": "v"},
         "gate_up_proj": {"gate_proj": 0, "up_proj": 1},
     }
+    layer_type: type[LlamaDecoderLayer] = LlamaDecoderLayer
 
     def __init__(self, model_config: ModelConfig) -> None:
         super().__init__()
         config, dtype = model_config.hf_config, getattr(torch, model_config.dtype)
-        self.model = LlamaModel(model_config)
+        self.model = LlamaModel(model_config, self.layer_type)
         self.lm_head = ParallelLMHead(
             model_config.vocab_size,
             config["hidden_size"],

@@ -28,6 +28,9 @@ from octavo.checkpoints.families import (
     mistral,
     olmo2,
     phi3,
+    qwen2,
+    qwen3,
+    smollm3,
     stablelm,
 )
 from octavo.checkpoints.families.family import Family, GGUFPart
@@ -51,6 +54,9 @@ FAMILIES: dict[str, Family] = {
         mistral.FAMILY,
         olmo2.FAMILY,
         phi3.FAMILY,
+        qwen2.FAMILY,
+        qwen3.FAMILY,
+        smollm3.FAMILY,
         stablelm.FAMILY,
     )
 }

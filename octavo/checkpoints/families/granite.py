@@ -6,13 +6,15 @@ from typing import Any
 from octavo.checkpoints.families.family import Family, GGUFPart
 from octavo.checkpoints.families.llama import BLOCK_NAMES, PERMUTED
 from octavo.checkpoints.json_file import Fields
-from octavo.checkpoints.tensor_entry import TensorEntry
+from octavo.checkpoints.tensor_entry import TensorEntry, shown
+from octavo.errors import UnsupportedError
 
 __all__ = ["DEFAULTS", "FAMILY", "check_granite"]
 
 # A null attention_multiplier, which only GGUF files have, is the usual 1/√head_dim.
 DEFAULTS = {"max_position_embeddings": 2048, "attention_multiplier": 1.0}
 _SMALLEST, _LARGEST = 1e-9, 1e9
+_POSITIONS = ("rope", "nope")
 
 
 def check_granite(fields: Fields, found: dict[str, Any]) -> dict[str, Any]:
@@ -20,10 +22,16 @@ def check_granite(fields: Fields, found: dict[str, Any]) -> dict[str, Any]:
         value: float = fields.number(key, _SMALLEST, _LARGEST, default=default)
         return value
 
+    position = fields.string("position_embedding_type", default="rope")
+    if position not in _POSITIONS:
+        raise UnsupportedError(
+            f"{fields.file}: position_embedding_type {shown(position)} is not supported; "
+            f"supported: {', '.join(_POSITIONS)}"
+        )
     return {
         "attention_bias": fields.boolean("attention_bias", default=False),
         "mlp_bias": fields.boolean("mlp_bias", default=False),
-        "position_embedding_type": fields.string("position_embedding_type", default="rope"),
+        "position_embedding_type": position,
         "embedding_multiplier": multiplier("embedding_multiplier", 1.0),
         "attention_multiplier": multiplier("attention_multiplier", found["head_dim"] ** -0.5),
         "residual_multiplier": multiplier("residual_multiplier", 1.0),

@@ -1,4 +1,4 @@
-"""The dense models of Granite 4, whose class is that of the hybrid ones: those with mamba layers or experts are refused.
+"""The dense models of Granite 4. Their class is that of the hybrid ones: mamba layers and experts are refused by name.
 
 llama.cpp writes the dense models as "granite" (granite.py).
 """
@@ -15,7 +15,6 @@ __all__ = ["FAMILY"]
 
 # Two names of the same kind of layer. A config.json that names none means mamba layers only.
 _ATTENTION = ("attention", "full_attention")
-_POSITIONS = ("rope", "nope")
 
 
 def _prepare(config: dict[str, Any]) -> dict[str, Any]:
@@ -39,12 +38,6 @@ def _check(fields: Fields, found: dict[str, Any]) -> dict[str, Any]:
     experts = fields.integer("num_local_experts", 0, 2**20, default=8)
     if experts:
         raise UnsupportedError(f"{fields.file}: num_local_experts {experts}: experts are not supported yet")
-    position = fields.string("position_embedding_type")
-    if position not in _POSITIONS:
-        raise UnsupportedError(
-            f"{fields.file}: position_embedding_type {shown(position)} is not supported; "
-            f"supported: {', '.join(_POSITIONS)}"
-        )
     return check_granite(fields, found) | {
         "layer_types": ["full_attention"] * layers,
         "shared_intermediate_size": fields.integer("shared_intermediate_size", 1, 2**24, default=1024),

@@ -1,0 +1,127 @@
+"""GPT-NeoX against transformers in float32: partial rotation, both orders of attention and MLP, biases."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from octavo.checkpoints import read_model_facts
+from octavo.errors import CheckpointError
+from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
+
+BASE = {"family": "GPTNeoX", "hidden_size": 96}  # heads of 16
+
+
+def rotated(share: float, theta: float = 10000.0) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": share}}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "parallel": {},
+    "one after the other": {"use_parallel_residual": False},
+    "all rotated": rotated(1.0, 1234.5),
+    "half rotated, tied": {**rotated(0.5), "tie_word_embeddings": True},
+    "no attention bias": {"attention_bias": False},
+    "gelu by tanh": {"hidden_act": "gelu_new", "layer_norm_eps": 1e-2},
+}
+NUM_TOKENS = 100
+
+
+def assert_same(got: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
+
+
+def changed_config(path: Path, **fields: Any) -> Path:
+    """Without the fields that become None."""
+    config = path / "config.json"
+    changed = json.loads(config.read_text()) | fields
+    config.write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
+    return path
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any, variant: str
+) -> None:
+    path = make_model(**BASE, **VARIANTS[variant])
+    tokens = random_tokens(NUM_TOKENS)
+    expected = expected_logits(path, tokens)
+    assert expected.std() > 0.5  # logits near zero would be equal whatever the model does
+    model = paged_model(path)
+    for chunk_size in (NUM_TOKENS, 1, 16, 17):
+        assert_same(model.chunked(tokens, chunk_size), expected)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        rotated(0.5),
+        rotated(0.25, 10100.0),
+        {"layer_norm_eps": 1e-3},
+        {"use_parallel_residual": False},
+        {"hidden_act": "gelu_new"},
+    ],
+)
+def test_control_a_slightly_wrong_config_fails(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any, fields: dict[str, Any]
+) -> None:
+    path = make_model(**BASE)
+    tokens = random_tokens(NUM_TOKENS)
+    expected = expected_logits(path, tokens)
+    got = paged_model(changed_config(path, **fields)).chunked(tokens, NUM_TOKENS)
+    with pytest.raises(AssertionError):
+        assert_same(got, expected)
+
+
+def test_the_old_names_of_the_rotary_settings(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any
+) -> None:
+    path = make_model(**BASE, **rotated(0.5, 1234.5))
+    tokens = random_tokens(40)
+    expected = expected_logits(path, tokens)
+    changed_config(path, rope_parameters=None, rotary_pct=0.5, rotary_emb_base=1234.5)
+    assert_same(paged_model(path).chunked(tokens, 17), expected)
+
+
+def test_the_masks_of_old_checkpoints_are_no_weights(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any
+) -> None:
+    path = make_model(**BASE)
+    tokens = random_tokens(40)
+    expected = expected_logits(path, tokens)
+    weights = load_file(path / "model.safetensors")
+    for layer in range(2):
+        attention = f"gpt_neox.layers.{layer}.attention."
+        weights[attention + "bias"] = torch.ones(1, 1, 8, 8)
+        weights[attention + "masked_bias"] = torch.tensor(-1e9)
+        weights[attention + "rotary_emb.inv_freq"] = torch.ones(2)
+    save_file(weights, path / "model.safetensors")
+    assert_same(paged_model(path).chunked(tokens, 17), expected)
+    weights["gpt_neox.layers.0.attention.other"] = torch.ones(2)
+    save_file(weights, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"attention\.other"):
+        paged_model(path)
+
+
+def test_the_merged_weight_has_a_row_for_each_channel_of_each_head(make_model: Any, paged_model: Any) -> None:
+    path = make_model(**BASE)
+    weights = load_file(path / "model.safetensors")
+    name = "gpt_neox.layers.1.attention.query_key_value.weight"
+    weights[name] = weights[name][:-16].clone()
+    save_file(weights, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="272 rows, 288 are expected"):
+        paged_model(path)
+
+
+def test_half_a_pair_cannot_be_rotated(make_model: Any) -> None:
+    path = changed_config(make_model(**BASE), **rotated(0.2))  # 3 channels of 16
+    with pytest.raises(CheckpointError, match="partial_rotary_factor"):
+        read_model_facts(path)
+
+
+@pytest.mark.parametrize("variant", ["parallel", "one after the other"])
+def test_the_engine_continues_as_transformers(make_model: Any, variant: str) -> None:
+    assert_engine_continues_as_transformers(make_model(**BASE, **VARIANTS[variant], vocab_size=VOCAB_SIZE))

@@ -1,0 +1,120 @@
+"""Granite 3, and Granite 4 without experts and mamba layers, against transformers in float32."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.checkpoints import read_model_facts
+from octavo.errors import UnsupportedError
+from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
+
+# No two of them alike, none of them 1.
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.45,
+    "logits_scaling": 0.7,
+}
+DENSE = {
+    "family": "GraniteMoeHybrid",
+    "num_local_experts": 0,
+    "layer_types": ["attention", "attention"],
+    "shared_intermediate_size": 88,
+    "position_embedding_type": "rope",
+    "mamba_n_heads": 12,
+    "mamba_d_head": 12,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "granite 3": {"family": "Granite", **MULTIPLIERS},
+    "no multipliers": {"family": "Granite"},
+    "biases, tied": {
+        "family": "Granite",
+        **MULTIPLIERS,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "granite 4": {**DENSE, **MULTIPLIERS},
+    "granite 4, tied, bias": {**DENSE, **MULTIPLIERS, "tie_word_embeddings": True, "attention_bias": True},
+    "granite 4, nope": {**DENSE, **MULTIPLIERS, "position_embedding_type": "nope"},
+    "granite 4, no type": {**DENSE, **MULTIPLIERS, "position_embedding_type": None},
+}
+NUM_TOKENS = 100
+
+
+def assert_same(got: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
+
+
+def changed_config(path: Path, **fields: Any) -> Path:
+    config = path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+    return path
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any, variant: str
+) -> None:
+    path = make_model(**VARIANTS[variant])
+    tokens = random_tokens(NUM_TOKENS)
+    expected = expected_logits(path, tokens)
+    assert expected.std() > 0.5  # logits near zero would be equal whatever the model does
+    model = paged_model(path)
+    for chunk_size in (NUM_TOKENS, 1, 16, 17):
+        assert_same(model.chunked(tokens, chunk_size), expected)
+
+
+@pytest.mark.parametrize("variant", ["granite 3", "granite 4"])
+@pytest.mark.parametrize("field", MULTIPLIERS)
+def test_control_a_slightly_wrong_multiplier_fails(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any, variant: str, field: str
+) -> None:
+    path = make_model(**VARIANTS[variant])
+    tokens = random_tokens(40)
+    expected = expected_logits(path, tokens)
+    got = paged_model(changed_config(path, **{field: MULTIPLIERS[field] * 1.01})).chunked(tokens, 40)
+    with pytest.raises(AssertionError):
+        assert_same(got, expected)
+
+
+def test_control_rotating_where_nothing_is_rotated_fails(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any
+) -> None:
+    path = make_model(**VARIANTS["granite 4, nope"])
+    tokens = random_tokens(40)
+    expected = expected_logits(path, tokens)
+    got = paged_model(changed_config(path, position_embedding_type="rope")).chunked(tokens, 40)
+    with pytest.raises(AssertionError):
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize("variant", ["granite 3", "granite 4"])
+def test_the_engine_continues_as_transformers(make_model: Any, variant: str) -> None:
+    assert_engine_continues_as_transformers(make_model(**VARIANTS[variant], vocab_size=VOCAB_SIZE))
+
+
+@pytest.mark.parametrize("spelling", ["attention", "full_attention"])
+def test_layer_types_in_both_spellings(make_model: Any, spelling: str) -> None:
+    path = changed_config(make_model(**DENSE), layer_types=[spelling, spelling])
+    assert read_model_facts(path).architecture == "GraniteMoeHybridForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": ["attention", "mamba"]}, "layer_types.*'mamba'"),
+        ({"layer_types": ["linear_attention", "attention"]}, "layer_types.*'linear_attention'"),
+        ({"layer_types": None}, "layer_types"),
+        ({"num_local_experts": 4}, "num_local_experts.*4"),
+        ({"num_local_experts": None}, "num_local_experts"),
+        ({"position_embedding_type": "alibi"}, "position_embedding_type.*'alibi'"),
+    ],
+)
+def test_hybrid_models_and_experts_are_refused_by_name(make_model: Any, fields: dict[str, Any], message: str) -> None:
+    path = changed_config(make_model(**DENSE), **fields)
+    with pytest.raises(UnsupportedError, match=message):
+        read_model_facts(path)

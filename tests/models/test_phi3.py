@@ -1,0 +1,138 @@
+"""Phi-3 and Phi-4 against transformers in float32: merged weights, windows, partial rotation, longrope."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from octavo.checkpoints import read_model_facts
+from octavo.errors import CheckpointError
+from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
+
+BASE = {"family": "Phi3", "hidden_size": 96, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}  # heads of 16
+
+
+def longrope(rotary_dim: int, original: int, **more: Any) -> dict[str, Any]:
+    """The long and the short factors have nothing in common, so that the wrong ones would be seen."""
+    half = rotary_dim // 2
+    scaling = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + 0.1 * index for index in range(half)],
+        "long_factor": [2.0 + 3.0 * index for index in range(half)],
+        "original_max_position_embeddings": original,
+        **more,
+    }
+    return {"rope_parameters": scaling, "original_max_position_embeddings": original}
+
+
+def rotated(share: float, theta: float = 10000.0) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": share}}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied": {"tie_word_embeddings": True, "rms_norm_eps": 1e-2},
+    "sliding window": {"sliding_window": 23},
+    "three quarters rotated": rotated(0.75, 1234.5),
+    "long factors": longrope(16, 64),
+    "long factors, three quarters rotated": longrope(12, 64, partial_rotary_factor=0.75),
+    "short factors": longrope(16, 1024),
+}
+NUM_TOKENS = 100
+
+
+def assert_same(got: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
+
+
+def changed_config(path: Path, **fields: Any) -> Path:
+    config = path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+    return path
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any, variant: str
+) -> None:
+    path = make_model(**BASE, **VARIANTS[variant])
+    tokens = random_tokens(NUM_TOKENS)
+    expected = expected_logits(path, tokens)
+    assert expected.std() > 0.5  # logits near zero would be equal whatever the model does
+    model = paged_model(path)
+    for chunk_size in (NUM_TOKENS, 1, 16, 17):
+        assert_same(model.chunked(tokens, chunk_size), expected)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        rotated(0.5),
+        rotated(0.75, 10100.0),
+        longrope(12, 64, partial_rotary_factor=0.75),
+        {"sliding_window": 24},
+        {"sliding_window": None},
+    ],
+)
+def test_control_a_slightly_wrong_config_fails(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any, fields: dict[str, Any]
+) -> None:
+    path = make_model(**BASE, **rotated(0.75), sliding_window=23)
+    tokens = random_tokens(NUM_TOKENS)
+    expected = expected_logits(path, tokens)
+    got = paged_model(changed_config(path, **fields)).chunked(tokens, NUM_TOKENS)
+    with pytest.raises(AssertionError):
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize("fields", [{"long_factor": None}, {"attention_factor": 1.5}, {"original": 32}])
+def test_control_other_long_factors_fail(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any, fields: dict[str, Any]
+) -> None:
+    path = make_model(**BASE, **longrope(16, 64))
+    tokens = random_tokens(NUM_TOKENS)
+    expected = expected_logits(path, tokens)
+    other = longrope(16, fields.pop("original", 64), **fields)
+    scaling = other["rope_parameters"]
+    scaling["long_factor"] = scaling["long_factor"] or scaling["short_factor"]
+    got = paged_model(changed_config(path, **other)).chunked(tokens, NUM_TOKENS)
+    with pytest.raises(AssertionError):
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+def test_longrope_in_its_old_spellings(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any, kind: str
+) -> None:
+    path = make_model(**BASE, **longrope(16, 64))
+    tokens = random_tokens(NUM_TOKENS)
+    expected = expected_logits(path, tokens)
+    factors = {key: VARIANTS["long factors"]["rope_parameters"][key] for key in ("short_factor", "long_factor")}
+    old = {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": {"type": kind, **factors}}
+    assert_same(paged_model(changed_config(path, **old)).chunked(tokens, 17), expected)
+
+
+def test_a_merged_weight_of_the_wrong_height_is_named(make_model: Any, paged_model: Any) -> None:
+    path = make_model(**BASE)
+    weights = load_file(path / "model.safetensors")
+    name = "model.layers.1.self_attn.qkv_proj.weight"
+    weights[name] = weights[name][:-1].clone()
+    save_file(weights, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"qkv_proj.*\[159, 96\].*\[160, 96\]"):
+        paged_model(path)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.05])
+def test_half_a_pair_cannot_be_rotated(make_model: Any, share: float) -> None:
+    path = changed_config(make_model(**BASE), **rotated(share))
+    with pytest.raises(CheckpointError, match="partial_rotary_factor"):
+        read_model_facts(path)
+
+
+@pytest.mark.parametrize("variant", ["sliding window", "long factors, three quarters rotated"])
+def test_the_engine_continues_as_transformers(make_model: Any, variant: str) -> None:
+    assert_engine_continues_as_transformers(make_model(**BASE, **VARIANTS[variant], vocab_size=VOCAB_SIZE))
