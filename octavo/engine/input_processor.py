@@ -179,6 +179,7 @@ class InputProcessor:
             refuse("sampling_params", f"sampling_params must be SamplingParams, got {type(params).__name__}")
         # clone() also brings fields that were assigned after construction into their usual form, and checks them.
         params = params.clone()
+        params.bad_words_token_ids = [list(sequence) for sequence in params.bad_words_token_ids]
         vocab_size = self._model.vocab_size
         check_params(params, self._model, self.max_model_len)
         if params.bad_words:

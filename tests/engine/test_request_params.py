@@ -298,9 +298,13 @@ def test_the_output_kind_can_be_the_doors(door: Door) -> None:
 
 
 def test_nothing_of_the_callers_parameters_is_shared(door: Door) -> None:
-    params = SamplingParams(logit_bias={5: 1.0}, allowed_token_ids=[5, 6], bad_words=["dog"], logprob_token_ids=[1])
+    params = SamplingParams(
+        logit_bias={5: 1.0}, allowed_token_ids=[5, 6], bad_words=["dog"], bad_words_token_ids=[[8, 9]]
+    )
     taken = door().process("a", "hello", params).params
-    assert params.bad_words_token_ids == []
+    assert params.bad_words_token_ids == [[8, 9]]
+    params.bad_words_token_ids[0].append(-1)
+    assert taken.bad_words_token_ids[0] == [8, 9]
     params.logit_bias[6] = math.inf
     assert params.allowed_token_ids is not None
     params.allowed_token_ids.append(-1)
