@@ -58,13 +58,24 @@ class RotaryEmbedding(nn.Module):
         frequencies, magnitude = _rule(scaling)(frequencies, scaling or {}, theta, max_position)
         if freq_factors is not None:
             frequencies = frequencies / torch.tensor(freq_factors, dtype=torch.float32)
-        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
-        table = torch.cat([angles.cos(), angles.sin()], dim=-1) * magnitude
-        self.register_buffer("cos_sin", table, persistent=False)
+        self.register_buffer("cos_sin", _table(frequencies, max_position, magnitude), persistent=False)
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """positions: [num_tokens]; query and key: [num_tokens, heads, head_size]."""
         return kernels.rotary_embedding(positions, query, key, self.cos_sin)
+
+
+def _table(frequencies: Tensor, max_position: int, magnitude: float) -> Tensor:
+    """[max_position, 2 * frequencies]: cosines, then sines."""
+    try:
+        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
+        return torch.cat([angles.cos(), angles.sin()], dim=-1) * magnitude
+    except RuntimeError as error:  # torch has no class of its own for memory that is not there
+        if "allocate memory" not in str(error):
+            raise
+        raise ModelError(
+            f"a rotary table for {max_position} positions does not fit into memory; lower --max-model-len"
+        ) from error
 
 
 def _rule(scaling: Scaling | None) -> ScalingRule:

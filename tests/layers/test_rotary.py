@@ -73,3 +73,12 @@ def test_a_scaling_without_a_table_is_refused_by_name(kind: str) -> None:
 def test_a_table_beyond_reason_is_refused_with_the_flag_to_lower() -> None:
     with pytest.raises(ModelError, match=r"2147483647 positions takes 1024\.0 GiB.*--max-model-len"):
         RotaryEmbedding(128, 2**31 - 1, 10000.0)
+
+
+def test_a_table_that_the_allocator_refuses_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 536870912 bytes")
+
+    monkeypatch.setattr(torch, "outer", refuse)
+    with pytest.raises(ModelError, match="a rotary table for 10 positions does not fit into memory; lower --max-model"):
+        RotaryEmbedding(4, 10, 100.0)
