@@ -3,16 +3,19 @@
 PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8000
+MUTATIONS ?= 100000
+WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python tools/install.py
 
-.PHONY: serve test check format clean
+.PHONY: serve test check fuzz format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make serve   install octavo, fetch the demo model and serve it on port $(PORT)"
 	@echo "make test    install what the tests need, run the checks and the tests"
 	@echo "make check   linters, types, import law"
+	@echo "make fuzz    load a hundred thousand damaged checkpoints"
 	@echo "make format  format the code"
 
 $(BIN)/python:
@@ -37,6 +40,9 @@ check: $(VENV)/.octavo-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+fuzz: $(VENV)/.octavo-dev
+	$(BIN)/python -m tests.fuzz.campaign --mutations $(MUTATIONS) --workers $(WORKERS)
 
 format: $(VENV)/.octavo-dev
 	$(BIN)/ruff check --fix .

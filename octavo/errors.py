@@ -40,8 +40,7 @@ class ConfigError(OctavoError, ValueError):
 
 
 class ModelError(OctavoError):
-    """The model cannot be loaded or served. What a file says, and a message quotes, may be of any length; the message is
-    not."""
+    """The model cannot be loaded or served. What a message quotes from a file may be of any length, the message not."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + "…")
