@@ -31,25 +31,33 @@ PROMPT_SEED = 7
 NUM_TOKENS = 100
 
 
-def _random(model: transformers.PreTrainedModel, seed: int) -> None:
+def _random(model: transformers.PreTrainedModel, seed: int, norm_mean: float) -> None:
     """Every parameter random, biases and norms too: what stays at 0 or 1 would hide that it is not used."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             drawn = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.2 * drawn if "norm" in name else 0.2 * drawn)
+            parameter.copy_(norm_mean + 0.2 * drawn if "norm" in name else 0.2 * drawn)
 
 
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
-    """``make_model(family="Llama", dtype="float32", shard_size="1GB", seed=0, **config fields)`` → folder."""
+    """``make_model(family="Llama", dtype="float32", shard_size="1GB", seed=0, config="", norm_mean=1.0, **config
+    fields)`` → folder. ``config``: name of the configuration's class where it is not the family's; ``norm_mean``: what
+    the norms' weights lie around."""
 
     def make(
-        family: str = "Llama", dtype: str = "float32", shard_size: str = "1GB", seed: int = 0, **fields: Any
+        family: str = "Llama",
+        dtype: str = "float32",
+        shard_size: str = "1GB",
+        seed: int = 0,
+        config: str = "",
+        norm_mean: float = 1.0,
+        **fields: Any,
     ) -> Path:
-        config = getattr(transformers, f"{family}Config")(**(SHAPE | fields))
-        model = getattr(transformers, f"{family}ForCausalLM")(config)
-        _random(model, seed)
+        settings = getattr(transformers, config or f"{family}Config")(**(SHAPE | fields))
+        model = getattr(transformers, f"{family}ForCausalLM")(settings)
+        _random(model, seed, norm_mean)
         folder = tmp_path_factory.mktemp(family.lower())
         model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
         return folder
