@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import transformers
 from safetensors.torch import load_file
+from tokenizers import pre_tokenizers
 from torch import Tensor
 
 __all__ = ["Extra", "ggml_order", "write_gguf"]
@@ -93,5 +94,15 @@ def _add_common(writer: gguf.GGUFWriter, config: Any, norm_eps: bool) -> None:
     rope = config.rope_parameters
     if "rope_theta" in rope:
         writer.add_rope_freq_base(rope["rope_theta"])
+    _add_tokenizer(writer, config.vocab_size)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    """A byte-level vocabulary with one merge, padded with words that no text contains."""
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
+    tokens += [f"⟨unused{index}⟩" for index in range(len(tokens), vocab_size)]
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"t{index}" for index in range(config.vocab_size)])
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+    writer.add_token_merges(["t h"])
