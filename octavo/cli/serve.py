@@ -49,6 +49,19 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "(default: %(default)s)",
     )
     server.add_argument(
+        "--trust-request-chat-template",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="requests may bring a chat template of their own (default: no)",
+    )
+    server.add_argument(
+        "--strict-requests",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="refuse fields of requests that octavo does not know, instead of naming them in the header "
+        "x-octavo-ignored (default: no)",
+    )
+    server.add_argument(
         "--shutdown-timeout",
         type=_seconds,
         default=30.0,
@@ -99,6 +112,8 @@ def _options(args: argparse.Namespace) -> "ServeOptions":
         port=args.port,
         chat_template=args.chat_template,
         reasoning_parser=args.reasoning_parser,
+        trust_request_chat_template=args.trust_request_chat_template,
+        strict_requests=args.strict_requests,
         shutdown_timeout=args.shutdown_timeout,
         access_log=not args.disable_uvicorn_access_log,
         log_level=args.uvicorn_log_level,

@@ -98,6 +98,7 @@ def test_flags_reach_engine_and_server(octavo: Callable[..., Any], served: list[
     words += ["--served-model-name", "a", "b_c", "--host", "::1", "--port", "0", "--chat-template", "some_file.jinja"]
     words += ["--shutdown-timeout", "1.5", "--disable-uvicorn-access-log", "--uvicorn-log-level", "error"]
     words += ["--max-body-bytes", "100", "--reasoning-parser", "none"]
+    words += ["--strict-requests", "--trust-request-chat-template"]
     assert octavo(*words).code == 0
     ((engine_args, options),) = served
     assert engine_args.stated["model"] == {"model": "m.gguf", "max_model_len": 64, "served_model_name": ["a", "b_c"]}
@@ -112,6 +113,8 @@ def test_flags_reach_engine_and_server(octavo: Callable[..., Any], served: list[
         access_log=False,
         log_level="error",
         max_body_bytes=100,
+        strict_requests=True,
+        trust_request_chat_template=True,
     )
 
 
