@@ -1,11 +1,9 @@
-"""Makes a tokenizer from a GGUF file's metadata: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
+"""Makes a tokenizer from a GGUF file's metadata: byte-level BPE ("gpt2"), SentencePiece's BPE ("llama") or unigram
+("t5").
 
 Takes the metadata as a dict and knows nothing of the file.
 """
 
-import math
-from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any
 
 import tokenizers
@@ -15,6 +13,15 @@ from octavo.errors import CheckpointError, UnsupportedError
 from octavo.logging import init_logger
 from octavo.tokenizers.gguf_pre_tokenizers import pre_tokenizer_kind
 from octavo.tokenizers.post_processor import surround
+from octavo.tokenizers.sentence_piece import (
+    MAX_TOKEN_LENGTH,
+    SPACE,
+    SentencePieces,
+    TokenType,
+    build_bpe,
+    build_unigram,
+    first_repeated,
+)
 from octavo.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["build_from_gguf"]
@@ -36,21 +43,8 @@ _FILL_IN_MIDDLE = (
     ("fim_suf_token_id", "suffix_token_id"),
     ("fim_mid_token_id", "middle_token_id"),
 )
-_SPACE = "▁"
-# Some ten times the longest there is. Finding a token's merges takes the square of its length.
-_MAX_TOKEN_LENGTH = 4096
-
-
-class _TokenType(IntEnum):
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
-_TOKEN_TYPES = tuple(map(int, _TokenType))
+_TOKEN_TYPES = tuple(map(int, TokenType))
+_MAX_CHARSMAP_BYTES = 1 << 24  # thirty times the largest in use
 
 
 class _Metadata:
@@ -114,20 +108,17 @@ class _Metadata:
         if not tokens:
             raise self.error(f"{_PREFIX}tokens is empty")
         longest = max(tokens, key=len)
-        if len(longest) > _MAX_TOKEN_LENGTH:
-            message = f"{_PREFIX}tokens has one of {len(longest)} characters, at most {_MAX_TOKEN_LENGTH} are expected"
+        if len(longest) > MAX_TOKEN_LENGTH:
+            message = f"{_PREFIX}tokens has one of {len(longest)} characters, at most {MAX_TOKEN_LENGTH} are expected"
             raise self.error(message)
         if len(set(tokens)) != len(tokens):
-            first: dict[str, int] = {}
-            for index, token in enumerate(tokens):
-                if first.setdefault(token, index) != index:
-                    raise self.error(f"{_PREFIX}tokens has {token!r} twice: ids {first[token]} and {index}")
+            raise self.error(f"{_PREFIX}tokens {first_repeated(tokens)}")
         return tokens
 
     def _types(self) -> list[int]:
         types = self.array("token_type", len(self.tokens))
         if types is None:
-            return [_TokenType.NORMAL] * len(self.tokens)
+            return [TokenType.NORMAL] * len(self.tokens)
         unknown = next((kind for kind in types if kind not in _TOKEN_TYPES), None)
         if unknown is not None:
             raise self.error(f"{_PREFIX}token_type must be 1 to 6, found {unknown!r}")
@@ -153,10 +144,10 @@ def build_from_gguf(metadata: dict[str, Any], file: str) -> Tokenizer:
         raise UnsupportedError(f"tokenizer kind {kind!r} ({_PREFIX}model) is not supported; supported: {supported}")
     read.read_tokens()
     named_tokens = {name: token for name, key in _NAMED_TOKENS.items() if (token := read.token(key)) is not None}
-    backend, add_bos = _BUILDERS[kind](read, named_tokens)
+    backend, add_bos, add_eos = _BUILDERS[kind](read, named_tokens)
     # SentencePiece's space sign is not found in text as it is: merging makes the tokens that have it.
-    special_tokens = _add_tokens(backend, read, named_tokens, unless_with=_SPACE if kind == "llama" else None)
-    _set_post_processor(backend, read, named_tokens, add_bos)
+    special_tokens = _add_tokens(backend, read, named_tokens, unless_with=None if kind == "gpt2" else SPACE)
+    _set_post_processor(backend, read, named_tokens, add_bos, add_eos)
     chat_template = metadata.get("tokenizer.chat_template")
     if chat_template is not None and not isinstance(chat_template, str):
         raise CheckpointError(f"tokenizer.chat_template must be text, found {type(chat_template).__name__}", file=file)
@@ -175,8 +166,11 @@ def _fill_in_middle(read: _Metadata) -> tuple[str, str, str | None] | None:
     return None if prefix is None or suffix is None else (prefix, suffix, middle)
 
 
-def _build_byte_level(read: _Metadata, named_tokens: dict[str, str]) -> tuple[tokenizers.Tokenizer, bool]:
-    """(GPT-2's kind of BPE, whether a text begins with a BOS token if the file does not say)."""
+# (tokenizer, whether a BOS token goes before a text and an EOS token after it if the file does not say).
+_Built = tuple[tokenizers.Tokenizer, bool, bool]
+
+
+def _build_byte_level(read: _Metadata, named_tokens: dict[str, str]) -> _Built:
     name = read.get("pre", str)
     if name is None:
         logger.warning("%s: %spre is missing; text is cut in GGUF's default way", read.file, _PREFIX)
@@ -193,51 +187,39 @@ def _build_byte_level(read: _Metadata, named_tokens: dict[str, str]) -> tuple[to
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = kind.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
-    return backend, kind.add_bos
+    return backend, kind.add_bos, False
 
 
-def _build_sentence_piece(read: _Metadata, named_tokens: dict[str, str]) -> tuple[tokenizers.Tokenizer, bool]:
-    """(SentencePiece's BPE with byte fallback, whether a text begins with a BOS token if the file does not say)."""
+def _build_sentence_piece_bpe(read: _Metadata, named_tokens: dict[str, str]) -> _Built:
+    return build_bpe(_sentence_pieces(read, named_tokens, space_prefix=True)), True, False
+
+
+def _build_unigram(read: _Metadata, named_tokens: dict[str, str]) -> _Built:
+    return build_unigram(_sentence_pieces(read, named_tokens, space_prefix=False)), False, True
+
+
+def _sentence_pieces(read: _Metadata, named_tokens: dict[str, str], space_prefix: bool) -> SentencePieces:
     scores = read.array("scores", len(read.tokens))
     if scores is None:
         raise read.error(f"{_PREFIX}scores is missing")
-    if not all(isinstance(score, float | int) and not math.isnan(score) for score in scores):
-        raise read.error(f"{_PREFIX}scores must hold numbers only")
-    vocab = {token: index for index, token in enumerate(read.tokens)}
-    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
-    missing = next((token for token in byte_tokens if token not in vocab), None)
-    unknown = next((t for t, kind in zip(read.tokens, read.types, strict=True) if kind == _TokenType.UNKNOWN), None)
-    unknown = named_tokens.get("unk_token", unknown)
-    if missing is not None and unknown is None:
-        raise read.error(f"the vocabulary has no byte token {missing} and no unknown token: some text has no tokens")
-    model = models.BPE(
-        vocab, _merges_of_scores(read, vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
+    unknown = next((t for t, kind in zip(read.tokens, read.types, strict=True) if kind == TokenType.UNKNOWN), None)
+    return SentencePieces(
+        tokens=read.tokens,
+        scores=scores,
+        types=read.types,
+        unknown=named_tokens.get("unk_token", unknown),
+        file=read.file,
+        space_prefix=read.get("add_space_prefix", bool, space_prefix),
+        single_spaces=read.get("remove_extra_whitespaces", bool, False),
+        charsmap=_charsmap(read),
     )
-    backend = tokenizers.Tokenizer(model)
-    spaces = normalizers.Replace(" ", _SPACE)
-    from_pieces: list[decoders.Decoder] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if read.get("add_space_prefix", bool, True):
-        backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
-        from_pieces.append(decoders.Strip(" ", 1, 0))
-    else:
-        backend.normalizer = spaces
-    backend.decoder = decoders.Sequence(from_pieces)
-    return backend, True
 
 
-def _merges_of_scores(read: _Metadata, vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """SentencePiece keeps no merges: pieces may merge where they make another one, those of the best score first."""
-    mergeable = (_TokenType.NORMAL, _TokenType.USER_DEFINED)
-    ranked = []
-    for index, (token, kind) in enumerate(zip(read.tokens, read.types, strict=True)):
-        if kind not in mergeable:
-            continue
-        for cut in range(1, len(token)):
-            left, right = vocab.get(token[:cut]), vocab.get(token[cut:])
-            if left is not None and right is not None:
-                ranked.append((-scores[index], index, left, right))
-    ranked.sort()
-    return [(read.tokens[left], read.tokens[right]) for _, _, left, right in ranked]
+def _charsmap(read: _Metadata) -> bytes:
+    found = read.array("precompiled_charsmap") or []
+    if len(found) > _MAX_CHARSMAP_BYTES or not all(isinstance(byte, int) and -128 <= byte < 256 for byte in found):
+        raise read.error(f"{_PREFIX}precompiled_charsmap must hold up to {_MAX_CHARSMAP_BYTES} bytes")
+    return bytes(byte & 255 for byte in found)
 
 
 def _add_tokens(
@@ -247,9 +229,9 @@ def _add_tokens(
     special = set(named_tokens.values())
     user_defined = []
     for token, kind in zip(read.tokens, read.types, strict=True):
-        if kind in (_TokenType.CONTROL, _TokenType.UNKNOWN):
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
             special.add(token)
-        elif kind == _TokenType.USER_DEFINED and token not in special:
+        elif kind == TokenType.USER_DEFINED and token not in special:
             user_defined.append(token)
     in_order = [token for token in read.tokens if token in special]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in in_order])
@@ -259,10 +241,10 @@ def _add_tokens(
 
 
 def _set_post_processor(
-    backend: tokenizers.Tokenizer, read: _Metadata, named_tokens: dict[str, str], add_bos: bool
+    backend: tokenizers.Tokenizer, read: _Metadata, named_tokens: dict[str, str], add_bos: bool, add_eos: bool
 ) -> None:
     around: list[str | None] = []
-    for key, name, default in (("add_bos_token", "bos_token", add_bos), ("add_eos_token", "eos_token", False)):
+    for key, name, default in (("add_bos_token", "bos_token", add_bos), ("add_eos_token", "eos_token", add_eos)):
         wanted = read.get(key, bool, default and name in named_tokens)
         if wanted and name not in named_tokens:
             raise read.error(f"{_PREFIX}{key} is true, but {_PREFIX}{_NAMED_TOKENS[name]} is missing")
@@ -271,4 +253,4 @@ def _set_post_processor(
         surround(backend, *around)
 
 
-_BUILDERS = {"gpt2": _build_byte_level, "llama": _build_sentence_piece}
+_BUILDERS = {"gpt2": _build_byte_level, "llama": _build_sentence_piece_bpe, "t5": _build_unigram}

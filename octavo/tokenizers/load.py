@@ -1,4 +1,5 @@
-"""Finds and reads a checkpoint's tokenizer: a Hugging Face folder, or a GGUF file's metadata.
+"""Finds and reads a checkpoint's tokenizer: a Hugging Face folder (tokenizer.json, else a SentencePiece model), or a
+GGUF file's metadata.
 
 Whatever is wrong with a file ends in one CheckpointError that names it.
 """
@@ -17,6 +18,8 @@ from octavo.errors import CheckpointError, OctavoError, UnsupportedError
 from octavo.logging import init_logger, one_line
 from octavo.tokenizers.gguf import build_from_gguf
 from octavo.tokenizers.post_processor import surround
+from octavo.tokenizers.sentence_piece import SPACE, TokenType
+from octavo.tokenizers.sentence_piece_file import SentencePieceFile
 from octavo.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["load_tokenizer"]
@@ -25,6 +28,7 @@ logger = init_logger(__name__)
 
 # Its last character, of no script, is in hardly any vocabulary.
 _RARE_TEXT = "a \U0010fffd"
+_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -70,17 +74,21 @@ def _one_error(file: Path) -> Iterator[None]:
 
 
 def _load_folder(folder: Path) -> Tokenizer:
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise CheckpointError("tokenizer.json is missing; octavo reads no other tokenizer file", file=str(folder))
-    with _one_error(file):
-        backend = tokenizers.Tokenizer.from_file(str(file))
-        _compare_ids(backend, file)
+    file = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    if file is None:
+        raise CheckpointError(f"no tokenizer here: expected one of {', '.join(_FILES)}", file=str(folder))
     config_file = folder / "tokenizer_config.json"
     config = _read_object(config_file)
+    model_tokens: dict[str, str] = {}
+    with _one_error(file):
+        if file.suffix == ".json":
+            backend = tokenizers.Tokenizer.from_file(str(file))
+            _compare_ids(backend, file)
+        else:
+            backend, model_tokens = _read_sentence_piece(file, config)
     with _one_error(config_file):
         # Older checkpoints keep the special tokens' names in a file of their own.
-        named_tokens = _named_tokens(folder / "special_tokens_map.json") | _named_tokens(config_file)
+        named_tokens = model_tokens | _named_tokens(folder / "special_tokens_map.json") | _named_tokens(config_file)
         special_tokens = _add_tokens(backend, config, named_tokens, config_file)
         _set_post_processor(backend, config, named_tokens, config_file)
         chat_template = _chat_template(folder, config, config_file)
@@ -94,6 +102,34 @@ def _load_folder(folder: Path) -> Tokenizer:
         )
         _try_out(tokenizer)
     return tokenizer
+
+
+def _read_sentence_piece(file: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """(tokenizer, its special tokens by their role). Where ``config`` does not say what is put before a text, it is
+    made to say what SentencePiece models mostly have there."""
+    model = SentencePieceFile(file)
+    backend = model.build(prefix_once=config.get("legacy") is False)
+    types = list(zip(model.tokens, model.types, strict=True))
+    special = [token for token, kind in types if kind in (TokenType.UNKNOWN, TokenType.CONTROL)]
+    backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in special])
+    found_whole = [token for token, kind in types if kind == TokenType.USER_DEFINED and SPACE not in token]
+    found_whole += _later_tokens(file.parent / "added_tokens.json", len(types))
+    backend.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in found_whole])
+    if config.get("add_bos_token") is None:
+        config["add_bos_token"] = model.is_bpe and "bos_token" in model.named_tokens
+    return backend, model.named_tokens
+
+
+def _later_tokens(file: Path, num_pieces: int) -> list[str]:
+    """Tokens that were added to a SentencePiece model, in the order of their ids."""
+    found = _read_object(file)
+    ids = list(found.values())
+    if not all(type(token_id) is int for token_id in ids):
+        raise CheckpointError("each token must have an integer id", file=str(file))
+    later = sorted((token for token in found if found[token] >= num_pieces), key=found.__getitem__)
+    if [found[token] for token in later] != list(range(num_pieces, num_pieces + len(later))):
+        raise CheckpointError(f"ids must follow the model's {num_pieces} pieces without a gap", file=str(file))
+    return later
 
 
 def _try_out(tokenizer: Tokenizer) -> None:

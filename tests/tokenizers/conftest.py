@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,64 @@ CORPUS = [
 SPECIAL = ["<|begin|>", "<|end|>", "<|中|>"]
 # Not special; letters of GPT-2's byte alphabet, letters beyond it, and both.
 ADDED = ["<tool_call>", "é", "Ġmark", "→", " 🙂 ", "Ã"]
+
+
+# Alphabets, and pieces that tokenizers treat in ways of their own.
+_ALPHABETS = [
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "éñüßœŁşžïÀ¿¡«»–—…“”€£§©™½²³ǅǆºª",
+    "абвгдеЖЩЪыё" + "αβγΩΣς" + "ԱԲաբ" + "ႠაბᲐ",
+    "אבגדהשלוםּ" + "مرحبا\u064b\u0651لعربي" + "\u202e\u200f",
+    "नमस्तेहिन्दीक्षत्रज्ञ" + "বাংলা" + "தமிழ்" + "ไทยกิน้ำ" + "ខ្មែរ",
+    "漢字仮名交じり文かなカナー々〆" + "你好世界龥一，。！？" + "한국어조합각힣ㄱㅏ",
+    "0123456789٣٤५६೧²Ⅷ①½〇",
+    "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~",
+    "\u0301\u0308\u0323\u200d\ufe0f\u20e3\u3099",
+    "\x00\x01\x07\x1b\x7f\x85\u00a0\u2028\u3000\ufeff\ufffd\ue000",
+    "🙂👍🏽🇩🇪🇫🇷🫠𝔘𐍈𠀋",
+]
+_FRAGMENTS = [
+    *(" ", "  ", "   ", " " * 7, " " * 33, "\t", "\n", "\n\n", "\r\n", "\n \n", " \n"),
+    *("'s", "'LL", "'Re", "’s", "n't", "don't", "the ", " The", "ing", "HelloWorld", "XMLHttp", "e\u0301", "Å\u0308"),
+    *(
+        "👩‍👩‍👧‍👦",
+        "🏳️‍🌈",
+        "1️⃣",
+        "1234567",
+        "3.14",
+        "1,000",
+        "2024-01-02",
+        "def f(x):\n    return x+1\n",
+        "a/b//c\n",
+        "</div>",
+    ),
+    *("▁", "▁▁a", "<0x41>", "<s>", "Ġ", "http://x.y/?q=1&r=2#z", "...", "--", "!=", "안녕하세요 ", "ﬁ", "㌔", "ｶﾞ"),
+]
+
+
+def random_texts(count: int, seed: int = 0) -> list[str]:
+    """Strings of many scripts, the same ones in every run; hardly any is text that somebody would write."""
+    draw = random.Random(seed)
+    texts = []
+    for _ in range(count):
+        # Two alphabets at a time: words, and not only borders, get long.
+        alphabets = draw.choices(_ALPHABETS, k=2)
+        parts = []
+        for _ in range(draw.randrange(9)):
+            how = draw.random()
+            if how < 0.4:
+                parts.append("".join(draw.choices(draw.choice(alphabets), k=draw.randint(1, 6))))
+            elif how < 0.9:
+                parts.append(draw.choice(_FRAGMENTS))
+            else:
+                parts.append(chr(draw.choice([draw.randrange(0xD800), draw.randrange(0xE000, 0x110000)])))
+        texts.append("".join(parts))
+    return texts
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    return random_texts(10_000)
 
 
 def _added(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
@@ -63,6 +122,14 @@ def _pieces(decoder: decoders.Decoder | None) -> tokenizers.Tokenizer:
     return _added(backend)
 
 
+def _unigram() -> tokenizers.Tokenizer:
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "é", "▁a", "▁▁", "🙂", "עו", "\u0301"]
+    backend = tokenizers.Tokenizer(models.Unigram([(piece, -2.5) for piece in pieces], 0, True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence([*_LLAMA, decoders.Strip(" ", 1, 0)])
+    return _added(backend)
+
+
 _LLAMA = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
 _MAKERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "byte-level": _byte_level,
@@ -74,6 +141,7 @@ _MAKERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
         decoders.Sequence([*_LLAMA, decoders.Strip(" ", 2, 0), decoders.Strip("a", 1, 0)])
     ),
     "byte-fallback, bytes first": lambda: _byte_fallback(decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])),
+    "unigram": _unigram,
     "metaspace": lambda: _pieces(decoders.Metaspace()),
     "metaspace, never prepended": lambda: _pieces(decoders.Metaspace("▁", "never", False)),
     "metaspace of a letter": lambda: _pieces(decoders.Metaspace("a", "first", False)),
