@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from octavo import LLM, SamplingParams
+from octavo.checkpoints import FetchOptions
 from octavo.config import EngineArgs, OctavoConfig
 from octavo.engine import build_config
 from octavo.errors import CheckpointError, ConfigError, UnsupportedError
@@ -105,3 +107,30 @@ def test_a_revision_of_a_local_folder_is_refused(folder: Path) -> None:
 def test_form_and_size_of_the_weights_are_said(folder: Path, said: pytest.LogCaptureFixture) -> None:
     build(folder)
     assert f"model: LlamaForCausalLM, safetensors of 1 MB, from {folder}" in said.text
+
+
+def test_revision_and_folder_reach_what_fetches(tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def resolve(name: str, progress: Any, options: Any) -> Path:
+        asked.append((name, options))
+        return tiny_llama_dir
+
+    monkeypatch.setattr("octavo.engine.config_builder.resolve_model", resolve)
+    monkeypatch.setattr("octavo.engine.config_builder.resolve_tokenizer", resolve)
+    stated = {"revision": "v1", "tokenizer_revision": "v2", "download_dir": "/models"}
+    build_config(EngineArgs(model="owner/model", tokenizer="owner/other", **stated))
+    assert asked == [("owner/model", FetchOptions("v1", "/models")), ("owner/other", FetchOptions("v2", "/models"))]
+
+
+def test_overrides_reach_the_loader_and_the_model(folder: Path) -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=8)
+    expected = LLM(str(folder)).generate("the dog", greedy, use_tqdm=False)[0].outputs[0].token_ids
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Mine"], "model_type": "mine"}))
+    with pytest.raises(UnsupportedError, match="architecture 'Mine' is not supported"):
+        LLM(str(folder))
+    overridden = LLM(str(folder), hf_overrides={"architectures": ["LlamaForCausalLM"]})
+    assert overridden.generate("the dog", greedy, use_tqdm=False)[0].outputs[0].token_ids == expected
+    other = LLM(str(folder), hf_overrides={"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 0.9})
+    assert other.generate("the dog", greedy, use_tqdm=False)[0].outputs[0].token_ids != expected
