@@ -15,10 +15,14 @@ logger = init_logger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _TIMEOUT_SECONDS = 10.0
-_WANTED = ["*.safetensors", "*.json", "*.jinja"]
+_TOKENIZERS = ["tokenizer.json", "tokenizer.model", "spiece.model"]
+_WANTED = ["*.safetensors", "*.json", "*.jinja", *_TOKENIZERS]
 # Sub-folders hold other forms of the model, "consolidated" files a second copy of the weights.
 _UNWANTED = ["*/*", "consolidated*"]
-_WANTED_TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.jinja"]
+_WANTED_TOKENIZER = [
+    *_TOKENIZERS,
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "*.jinja"),
+]
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def fetch_snapshot(
     Raises:
         ModelError: no such model or revision, no access, no network, or it is not in the cache and nothing may be
             contacted.
-        UnsupportedError: it has no safetensors (or no tokenizer.json).
+        UnsupportedError: it has no safetensors (or no tokenizer).
     """
     options = options or FetchOptions()
     offline = envs.hub_offline() or not _check_hub(name, options.revision, tokenizer_only)
@@ -88,8 +92,8 @@ def _check_hub(name: str, revision: str | None, tokenizer_only: bool) -> bool:
         return False
     files = [sibling.rfilename for sibling in siblings or ()]
     if tokenizer_only:
-        if "tokenizer.json" not in files:
-            raise UnsupportedError(f"hub model {name} has no tokenizer.json; octavo reads no other tokenizer file")
+        if not set(files) & set(_TOKENIZERS):
+            raise UnsupportedError(f"hub model {name} has no tokenizer that octavo reads: {', '.join(_TOKENIZERS)}")
         return True
     if any(file.endswith(".safetensors") and "/" not in file for file in files):
         return True

@@ -360,8 +360,10 @@ def test_of_a_tokenizer_on_the_hub_only_its_files_are_fetched(use_hub: UseHub, t
     (download,) = hub.downloads
     assert "tokenizer.json" in download["allow_patterns"]
     assert not [pattern for pattern in download["allow_patterns"] if "safetensors" in pattern]
-    use_hub(FakeHub(["model.safetensors", "tokenizer.model"], tmp_path))
-    with pytest.raises(UnsupportedError, match=r"owner/name has no tokenizer\.json"):
+    use_hub(FakeHub(["tokenizer.model"], tmp_path))
+    assert resolve_tokenizer("owner/name") == tmp_path
+    use_hub(FakeHub(["model.safetensors", "vocab.txt"], tmp_path))
+    with pytest.raises(UnsupportedError, match=r"owner/name has no tokenizer .*: tokenizer\.json, tokenizer\.model"):
         resolve_tokenizer("owner/name")
 
 
