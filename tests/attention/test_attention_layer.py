@@ -115,6 +115,16 @@ def test_soft_cap_and_sinks_reach_the_scores() -> None:
     assert not heads[2:].any()
 
 
+def test_sinks_that_are_a_parameter_have_the_name_that_their_owner_gives_them() -> None:
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sinks = torch.nn.Parameter(torch.zeros(4))
+            self.attn = Attention("layer", num_heads=4, num_kv_heads=2, head_size=8, scale=0.3, sinks=self.sinks)
+
+    assert [name for name, _ in Block().named_parameters()] == ["sinks"]
+
+
 def test_layers_are_found_by_name_in_order() -> None:
     names = [f"layers.{index}" for index in (0, 1, 10, 2)]
     model = torch.nn.ModuleList(make_layer(name) for name in names)
