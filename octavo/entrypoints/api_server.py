@@ -1,15 +1,15 @@
 """The app: routes, and what each may answer. Knows nothing of sockets, signals and processes."""
 
+import functools
 import itertools
 import re
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -18,14 +18,9 @@ import octavo
 from octavo.entrypoints.body_refusal import BodyRefusal
 from octavo.entrypoints.errors import PayloadTooLargeError, SchemaError, UnavailableError, on_error
 from octavo.entrypoints.event_stream import EventStream
-from octavo.entrypoints.openai import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    OpenAIServingChat,
-    OpenAIServingCompletion,
-    parse_request,
-)
+from octavo.entrypoints.openai import Answer, RequestBody
 from octavo.entrypoints.openai.responses import encode
+from octavo.entrypoints.openapi import describe
 from octavo.entrypoints.request_body import read_json_object
 from octavo.entrypoints.server_state import ServerState
 from octavo.errors import OctavoError
@@ -33,6 +28,8 @@ from octavo.logging import one_line
 from octavo.metrics import CONTENT_TYPE
 
 __all__ = ["build_app"]
+
+_Request = TypeVar("_Request", bound=RequestBody)
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _LONGEST_CAUSE = 500
@@ -49,6 +46,8 @@ def build_app(state: ServerState) -> FastAPI:
     _add_probes(app, state)
     _add_models(app, state)
     _add_generation(app, state)
+    _add_tokenization(app, state)
+    app.openapi = functools.cache(lambda: describe(app))  # type: ignore[method-assign]
     return app
 
 
@@ -88,34 +87,48 @@ def _add_models(app: FastAPI, state: ServerState) -> None:
 
 
 def _add_generation(app: FastAPI, state: ServerState) -> None:
-    @app.post("/v1/completions", response_class=Response, openapi_extra=_body_of(CompletionRequest))
+    @app.post("/v1/completions", response_class=Response)
     async def create_completion(request: Request) -> Response:
-        return await _generate(state, request, state.serving().completion)
+        return await _answer(state, request, state.serving().completion)
 
-    @app.post("/v1/chat/completions", response_class=Response, openapi_extra=_body_of(ChatCompletionRequest))
+    @app.post("/v1/chat/completions", response_class=Response)
     async def create_chat_completion(request: Request) -> Response:
-        return await _generate(state, request, state.serving().chat)
+        return await _answer(state, request, state.serving().chat)
 
 
-def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """The request body's schema for /openapi.json; the routes read the body themselves."""
-    schema = kind.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+def _add_tokenization(app: FastAPI, state: ServerState) -> None:
+    @app.post("/tokenize", response_class=Response)
+    async def tokenize(request: Request) -> Response:
+        return await _answer(state, request, state.serving().tokenization)
+
+    @app.post("/detokenize", response_class=Response)
+    async def detokenize(request: Request) -> Response:
+        return await _answer(state, request, state.serving().detokenization)
 
 
-async def _generate(
-    state: ServerState, request: Request, serving: OpenAIServingCompletion | OpenAIServingChat
-) -> Response:
+class _Serving(Protocol[_Request]):
+    """What a route that takes a body needs."""
+
+    id_prefix: str
+
+    def parse(self, body: dict[str, Any], /) -> _Request: ...
+
+    async def create(self, request: _Request, request_id: str, arrival_time: float, /) -> Answer: ...
+
+
+async def _answer(state: ServerState, request: Request, serving: _Serving[_Request]) -> Response:
     arrival_time = time.monotonic()
     name = request.state.request_id = _request_id(request.headers.get("x-request-id", ""))
     try:
         body = await read_json_object(request, state.max_body_bytes)
-        asked = parse_request(serving.request_kind, body)
+        asked = serving.parse(body)
         ignored = asked.ignored_fields()
+        if ignored and state.strict_requests:
+            raise _unknown(ignored)
         if asked.request_id is not None:
             name = request.state.request_id = _checked_id(asked.request_id)
-        work = serving.create(cast(Any, asked), serving.id_prefix + name, arrival_time)
-        result = await state.active.run(work, request.receive)
+        work = serving.create(asked, serving.id_prefix + name, arrival_time)
+        answer = await state.active.run(work, request.receive)
     except ClientDisconnect:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
     except PayloadTooLargeError as error:
@@ -123,9 +136,19 @@ async def _generate(
     headers = {"x-request-id": name}
     if ignored:
         headers["x-octavo-ignored"] = _header_list(ignored)
-    if isinstance(result, AsyncGenerator):
-        return EventStream(result, state.active, headers)
-    return _json(result, headers=headers)
+    if answer.num_truncated:
+        headers["x-octavo-truncated"] = str(answer.num_truncated)
+    if isinstance(answer.content, AsyncGenerator):
+        return EventStream(answer.content, state.active, headers)
+    return _json(answer.content, headers=headers)
+
+
+def _unknown(names: list[str]) -> SchemaError:
+    """The refusal of what octavo does not know, by a server that is to be strict."""
+    shown = ", ".join(name[:_LONGEST_IGNORED] for name in names[:_MOST_IGNORED_SHOWN])
+    more = f" and {len(names) - _MOST_IGNORED_SHOWN} more" if len(names) > _MOST_IGNORED_SHOWN else ""
+    message = f"unknown fields: {shown}{more}; leave them out (the server was started with --strict-requests)"
+    return SchemaError(message, param=names[0][:_LONGEST_IGNORED])
 
 
 def _request_id(in_header: str) -> str:

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.entrypoints.active_requests import ActiveRequests
 from octavo.entrypoints.errors import UnavailableError
-from octavo.entrypoints.openai import OpenAIServingChat, OpenAIServingCompletion, OpenAIServingModels
+from octavo.entrypoints.openai import (
+    OpenAIServingChat,
+    OpenAIServingCompletion,
+    OpenAIServingDetokenization,
+    OpenAIServingModels,
+    OpenAIServingTokenization,
+)
 from octavo.errors import ConfigError
 from octavo.parsers import REASONING_PARSERS, ReasoningFormat, detect_reasoning_format
 from octavo.renderers import ChatRenderer, RenderedPrompt
@@ -25,18 +31,25 @@ class Services:
     Args:
         engine: loaded.
         chat_template: instead of the model's own.
-        reasoning_parser: see ServerState.
+        reasoning_parser, trust_template: see ServerState.
     """
 
     def __init__(
-        self, engine: "AsyncLLM", chat_template: str | None = None, reasoning_parser: str = _FROM_TEMPLATE
+        self,
+        engine: "AsyncLLM",
+        chat_template: str | None = None,
+        reasoning_parser: str = _FROM_TEMPLATE,
+        trust_template: bool = False,
     ) -> None:
         self.engine = engine
-        self.models = OpenAIServingModels(engine.config)
-        self.completion = OpenAIServingCompletion(engine, self.models)
+        self.models = models = OpenAIServingModels(engine.config)
+        self.completion = OpenAIServingCompletion(engine, models)
         render = engine.render if chat_template is None else _renderer(engine, chat_template)
         template = engine.tokenizer.chat_template if chat_template is None else chat_template
-        self.chat = OpenAIServingChat(engine, self.models, render, _reasoning_format(reasoning_parser, template))
+        reasoning_format = _reasoning_format(reasoning_parser, template)
+        self.chat = OpenAIServingChat(engine, models, render, reasoning_format, trust_template)
+        self.tokenization = OpenAIServingTokenization(engine, models, render, trust_template)
+        self.detokenization = OpenAIServingDetokenization(engine, models)
 
 
 def _renderer(engine: "AsyncLLM", chat_template: str) -> Any:
@@ -107,7 +120,7 @@ class ServerState:
         Raises:
             ConfigError: the template is not valid.
         """
-        self.services = Services(engine, chat_template, self.reasoning_parser)
+        self.services = Services(engine, chat_template, self.reasoning_parser, self.trust_request_chat_template)
 
     @property
     def dead_cause(self) -> str | None:

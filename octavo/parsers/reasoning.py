@@ -1,7 +1,7 @@
 """Splits a stream of generated text into reasoning and content. Any split of the stream gives the same result.
 
 Whether the model begins inside its reasoning is decided from the rendered prompt's tail: some templates open the block
-themselves, some write an empty one to switch thinking off.
+themselves, some write an empty one to switch thinking off, and a message that is gone on with may stop within it.
 """
 
 from enum import Enum
@@ -52,9 +52,10 @@ class ReasoningStream:
     Args:
         reasoning_format: the markers.
         prompt: the rendered prompt; only its tail matters.
+        continued: text of the message that the prompt ends with and the model goes on with; None: it begins a new one.
     """
 
-    def __init__(self, reasoning_format: ReasoningFormat, prompt: str) -> None:
+    def __init__(self, reasoning_format: ReasoningFormat, prompt: str, continued: str | None = None) -> None:
         self._format = reasoning_format
         self._held = ""
         self._fresh = True  # nothing of the current part has been given out
@@ -63,6 +64,11 @@ class ReasoningStream:
             self._state = _State.REASONING
         elif tail.endswith(reasoning_format.end):
             self._state = _State.CONTENT
+        elif continued:
+            # In the middle of one part or the other: its white space is the model's own.
+            begun = continued.rfind(reasoning_format.start) > continued.rfind(reasoning_format.end)
+            self._state = _State.REASONING if begun else _State.CONTENT
+            self._fresh = False
         else:
             self._state = _State.BEFORE
 

@@ -1,19 +1,25 @@
 """A server in this process: the real app over a fake engine that answers at once and does as it is told."""
 
 import asyncio
+import dataclasses
+import functools
+import itertools
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from octavo.config import EngineArgs, OctavoConfig, resolve_config
 from octavo.engine import InputProcessor
 from octavo.entrypoints import ServerState, build_app
-from octavo.errors import EngineDeadError, RequestError
+from octavo.errors import EngineDeadError
 from octavo.metrics import EngineMetrics
+from octavo.renderers import ChatRenderer
+from octavo.tokenizers import Tokenizer
 from octavo.types import (
     CompletionOutput,
     FinishReason,
@@ -32,17 +38,45 @@ MAX_BODY_BYTES = 20_000
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
-class FakeTokenizer:
-    """A token a character; ids from 3."""
+# What the fake engine's chats are rendered with: the first letter of each role, and the text.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'wizard' %}{{ raise_exception('no wizards') }}{% endif %}"
+    "{{ message.role[0] }}:{{ message.content }}{% endfor %}"
+    "{% for document in documents or [] %}[{{ document.text }}]{% endfor %}"
+)
+_GAP_TOKENS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 
-    vocab_size = VOCAB_SIZE
-    chat_template: str | None = None
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [3 + ord(character) % (VOCAB_SIZE - 3) for character in text]
+@functools.cache
+def _backend(with_gap_tokens: bool) -> Any:
+    """A token a byte, with its value plus 3 as id; then the special tokens."""
+    bytes_in_order = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda symbol: byte_of(symbol))
+    vocab = {name: index for index, name in enumerate(["<unk>", "<s>", "</s>", *bytes_in_order])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<unk>", "<s>", "</s>", *(_GAP_TOKENS if with_gap_tokens else [])])
+    return backend
 
-    def decode_token(self, token_id: int) -> str:
-        return chr(max(token_id - 3, 0))
+
+def byte_of(symbol: str) -> int:
+    """The byte that a symbol of the byte-level alphabet stands for: printable ones themselves, the others in order."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if ord(symbol) < 256:
+        return ord(symbol)
+    hidden = [value for value in range(256) if chr(value) not in alphabet]
+    return hidden[ord(symbol) - 256]
+
+
+def make_tokenizer(with_gap_tokens: bool = False) -> Tokenizer:
+    special = frozenset(["<unk>", "<s>", "</s>", *(_GAP_TOKENS if with_gap_tokens else [])])
+    return Tokenizer(
+        _backend(with_gap_tokens),
+        named_tokens={"bos_token": "<s>", "eos_token": "</s>"},
+        special_tokens=special,
+        chat_template=None,
+        file="tokenizer.json",
+    )
 
 
 def make_config(**stated: Any) -> OctavoConfig:
@@ -78,7 +112,7 @@ class FakeAsyncLLM:
     Attributes:
         answer: what it says.
         opening: what its chat template writes after the messages.
-        rendered: the messages and template variables of each chat.
+        rendered: the messages and rendering options of each chat.
         started: engine requests that have ever been started.
         running: those under way.
         aborted: those that were closed before their end.
@@ -87,12 +121,15 @@ class FakeAsyncLLM:
         logprob_of_b: logprob of every second token.
     """
 
-    def __init__(self, **stated: Any) -> None:
+    def __init__(self, defaults: dict[str, Any] | None = None, with_gap_tokens: bool = False, **stated: Any) -> None:
         self.answer = ALPHABET
         self.opening = ""
         self.rendered: list[tuple[Any, Any]] = []
         self.config = make_config(**stated)
-        self.tokenizer = FakeTokenizer()
+        if defaults is not None:
+            model = dataclasses.replace(self.config.model, default_sampling_params=defaults)
+            self.config = dataclasses.replace(self.config, model=model)
+        self.tokenizer = make_tokenizer(with_gap_tokens)
         self.metrics = EngineMetrics("m")
         self.dead_error: EngineDeadError | None = None
         self.started: list[str] = []
@@ -102,15 +139,12 @@ class FakeAsyncLLM:
         self.release = asyncio.Event()
         self.fail_after: tuple[int, Exception] | None = None
         self.logprob_of_b = -1.5
-        self._inputs = InputProcessor(self.config, self.tokenizer)  # type: ignore[arg-type]
+        self._inputs = InputProcessor(self.config, self.tokenizer)
 
-    async def render(self, messages: list[dict[str, Any]], template_kwargs: dict[str, Any] | None = None) -> Any:
-        self.rendered.append((messages, template_kwargs))
-        for message in messages:
-            if not isinstance(message.get("content"), str) or message.get("role") == "wizard":
-                raise RequestError("messages: not a message", param="messages")
-        text = "".join(f"{message['role'][0]}:{message['content']}" for message in messages) + self.opening
-        return SimpleNamespace(text=text, token_ids=self.tokenizer.encode(text))
+    async def render(self, messages: list[dict[str, Any]], **options: Any) -> Any:
+        self.rendered.append((messages, options))
+        opening = self.opening if options["add_generation_prompt"] else ""
+        return ChatRenderer(self.tokenizer, CHAT_TEMPLATE + opening).render(messages, **options)
 
     async def process_inputs(self, prompt: Any, params: Any, request_id: str, **options: Any) -> Any:
         return self._inputs.process(request_id, prompt, params, **options)
@@ -149,13 +183,30 @@ class FakeAsyncLLM:
         text = "".join(self.answer[position % len(self.answer)] for position in positions)
         ids = self.tokenizer.encode(text)
         tables = None
-        if inputs.params.logprobs is not None:
-            tables = [self._table(token_id, inputs.params.logprobs) for token_id in ids]
+        if inputs.params.logprobs is not None or inputs.params.logprob_token_ids is not None:
+            tables = [self._table(token_id, inputs.params.logprobs or 0) for token_id in ids]
+            for table, listed_id in itertools.product(tables, inputs.params.logprob_token_ids or []):
+                table[listed_id] = Logprob(-7.0, 99, self.tokenizer.decode_token(listed_id))
         choices = [
             CompletionOutput(index, text, ids, None, tables, "length" if finished else None)
             for index in range(inputs.params.n)
         ]
-        return RequestOutput(inputs.request_id, inputs.prompt, inputs.prompt_token_ids, choices, finished, 1)
+        return RequestOutput(
+            inputs.request_id,
+            inputs.prompt,
+            inputs.prompt_token_ids,
+            choices,
+            finished,
+            1,
+            prompt_logprobs=self._prompt_tables(inputs) if begin == 0 else None,
+            num_truncated_prompt_tokens=inputs.num_truncated_prompt_tokens,
+        )
+
+    def _prompt_tables(self, inputs: Any) -> Any:
+        num_top = inputs.params.prompt_logprobs
+        if num_top is None:
+            return None
+        return [None, *(self._table(token_id, num_top) for token_id in inputs.prompt_token_ids[1:])]
 
     def _table(self, token_id: int, num_top: int) -> dict[int, Logprob]:
         """The sampled token is the second most likely one."""
@@ -186,11 +237,18 @@ class Server:
         reasoning_parser: str = "auto",
         chat_template: str | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
-        **stated: Any,
+        strict_requests: bool = False,
+        trust_request_chat_template: bool = False,
+        **engine_options: Any,
     ) -> None:
-        self.engine = FakeAsyncLLM(**stated)
+        self.engine = FakeAsyncLLM(**engine_options)
         self.engine.tokenizer.chat_template = chat_template
-        self.state = ServerState(max_body_bytes, reasoning_parser)
+        self.state = ServerState(
+            max_body_bytes,
+            reasoning_parser,
+            strict_requests=strict_requests,
+            trust_request_chat_template=trust_request_chat_template,
+        )
         self.state.attach(self.engine)  # type: ignore[arg-type]
         self.app = build_app(self.state)
 
@@ -219,6 +277,12 @@ class Server:
         messages = [{"role": "user", "content": "hi"}]
         body = {"model": "m", "messages": messages, "max_tokens": 4, "temperature": 0}
         return self.post("/v1/chat/completions", body | fields)
+
+    def tokenize(self, **fields: Any) -> httpx.Response:
+        return self.post("/tokenize", fields)
+
+    def detokenize(self, **fields: Any) -> httpx.Response:
+        return self.post("/detokenize", fields)
 
 
 class Connection:
@@ -300,7 +364,7 @@ def events() -> Callable[[httpx.Response], list[Any]]:
 
 @pytest.fixture
 def make_server() -> Callable[..., Server]:
-    """``make_server(reasoning_parser=…, chat_template=…, max_body_bytes=…, **EngineArgs)`` → Server."""
+    """``make_server(**options of Server, of FakeAsyncLLM or of EngineArgs)`` → Server."""
     return Server
 
 

@@ -115,4 +115,4 @@ def test_earlier_reasoning_reaches_the_template_under_either_name(thinker: Calla
 def test_variables_reach_the_template(thinker: Callable[..., Any]) -> None:
     server = thinker()
     assert server.chat(chat_template_kwargs={"enable_thinking": False}).status_code == 200
-    assert server.engine.rendered[-1][1] == {"enable_thinking": False}
+    assert server.engine.rendered[-1][1]["template_kwargs"] == {"enable_thinking": False}

@@ -5,7 +5,10 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.openai.responses import TokenDetails, Usage
@@ -15,10 +18,23 @@ from octavo.types import MAX_CHOICES, RequestOutput, SamplingParams
 if TYPE_CHECKING:
     from octavo.engine import AsyncLLM, EngineInputs
 
-__all__ = ["TokenCount", "merge_outputs", "process_prompts"]
+__all__ = ["Answer", "TokenCount", "merge_outputs", "process_prompts"]
 
 # Makes ids unique in the engine, whatever ids clients choose.
 _numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a route gives back.
+
+    Attributes:
+        content: the body, or a stream's events.
+        num_truncated: tokens that were cut from the prompts, because the request says so.
+    """
+
+    content: msgspec.Struct | AsyncGenerator[bytes, None]
+    num_truncated: int = 0
 
 
 async def process_prompts(
@@ -28,8 +44,16 @@ async def process_prompts(
     request: GenerationRequest,
     request_id: str,
     arrival_time: float,
+    *,
+    default_max_tokens: int | None,
+    add_special_tokens: bool = True,
 ) -> "list[EngineInputs]":
     """Checks and encodes all prompts. Nothing has been started when one of them is refused.
+
+    Args:
+        default_max_tokens: takes the place of ``params.max_tokens`` where that is None, but gives way to the model's
+            length. None: as many as fit.
+        add_special_tokens: see InputProcessor.
 
     Raises:
         RequestError: it says which prompt, where there are several.
@@ -39,6 +63,9 @@ async def process_prompts(
             f"{len(prompts)} prompts with n = {params.n} are {len(prompts) * params.n} choices; at most {MAX_CHOICES}"
         )
         raise RequestError(message, param="n")
+    limit = default_max_tokens if params.max_tokens is None else None
+    if limit is not None and params.truncate_prompt_tokens == -1:  # leave room for it
+        params.max_tokens = min(limit, engine.config.model.max_model_len - 1)
     found = []
     for index, prompt in enumerate(prompts):
         try:
@@ -49,14 +76,24 @@ async def process_prompts(
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt,
                 arrival_time=arrival_time,
+                add_special_tokens=add_special_tokens,
             )
         except RequestError as error:
             if len(prompts) == 1:
                 raise
             raise type(error)(f"prompt {index}: {error}", param=error.param) from None
+        if limit is not None:
+            _limit_tokens(inputs, limit)
         found.append(inputs)
         await asyncio.sleep(0)  # short prompts are encoded on the loop: others have their turn in between
     return found
+
+
+def _limit_tokens(inputs: "EngineInputs", limit: int) -> None:
+    """A request without ``max_tokens`` has got all the room that is left; it is to have less."""
+    for params in (inputs.params, *(request.sampling_params for request in inputs.requests)):
+        assert params.max_tokens is not None
+        params.max_tokens = min(params.max_tokens, limit)
 
 
 async def merge_outputs(

@@ -18,9 +18,12 @@ __all__ = [
     "Completion",
     "CompletionChoice",
     "CompletionLogprobs",
+    "Detokenized",
     "ModelCard",
     "ModelList",
+    "PromptLogprob",
     "TokenDetails",
+    "Tokenized",
     "TopLogprob",
     "Usage",
     "encode",
@@ -48,21 +51,40 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: TokenDetails
 
 
+class PromptLogprob(msgspec.Struct):
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+# An entry a token of a prompt: token id → what is known of it. The first token has none.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 class CompletionLogprobs(msgspec.Struct):
     """Parallel lists, an entry a token. ``text_offset``: characters of the choice's text before the token."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
+
+    def extend(self, other: "CompletionLogprobs") -> None:
+        for name in self.__struct_fields__:
+            getattr(self, name).extend(getattr(other, name))
 
 
 class CompletionChoice(msgspec.Struct):
+    """The last three are there where they were asked for; of a stream, the prompt's in a choice's first chunk."""
+
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -74,6 +96,7 @@ class Completion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType = UNSET
+    prompt_truncated_tokens: int | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct):
@@ -109,15 +132,21 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The last three are there where they were asked for, or where it happened."""
+
     id: str
     object: str = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_truncated_tokens: int | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -133,6 +162,7 @@ class ChatChunkChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -142,6 +172,8 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_truncated_tokens: int | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
@@ -158,3 +190,16 @@ class ModelCard(msgspec.Struct, kw_only=True):
 class ModelList(msgspec.Struct, kw_only=True):
     object: str = "list"
     data: list[ModelCard]
+
+
+class Tokenized(msgspec.Struct):
+    """``token_strs``: the tokens as the vocabulary spells them, where asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct):
+    prompt: str

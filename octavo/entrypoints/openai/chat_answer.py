@@ -1,0 +1,143 @@
+"""One chat's way back: from the engine's outputs to messages, whole or in chunks."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+
+from octavo.entrypoints.openai.chat_request import ChatCompletionRequest
+from octavo.entrypoints.openai.generation import TokenCount
+from octavo.entrypoints.openai.logprobs import LogprobForms
+from octavo.entrypoints.openai.reasoning_split import ReasoningSplit
+from octavo.entrypoints.openai.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatMessage,
+    event,
+)
+from octavo.tokenizers import Tokenizer
+from octavo.types import CompletionOutput, PromptLogprobTables, RequestOutput
+
+if TYPE_CHECKING:
+    from octavo.engine import EngineInputs
+
+__all__ = ["ChatAnswer"]
+
+
+class ChatAnswer:
+    """Args:
+
+    request: what was asked for.
+    request_id: shown in the answer.
+    model: the name to answer under.
+    inputs: the rendered prompt.
+    tokenizer: of the model.
+    split: tells reasoning from content.
+    """
+
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        request_id: str,
+        model: str,
+        inputs: "EngineInputs",
+        tokenizer: Tokenizer,
+        split: ReasoningSplit,
+    ) -> None:
+        self._request = request
+        self._inputs = inputs
+        self._split = split
+        every_entry = request.top_logprobs == -1 or request.logprob_token_ids is not None
+        num_top = None if every_entry else request.top_logprobs or 0
+        self._forms = LogprobForms(tokenizer, num_top, bool(request.return_tokens_as_token_ids))
+        self._id = request_id
+        self._model = model
+        self._created = int(time.time())
+        self._count = TokenCount(len(inputs.prompt_token_ids))
+        self._echo = request.echoed_text()
+        self._prompt_token_ids = inputs.prompt_token_ids if request.return_token_ids else UNSET
+
+    async def collect(self, outputs: AsyncGenerator[tuple[int, RequestOutput], None]) -> ChatCompletion:
+        """The whole answer."""
+        choices: list[ChatChoice] = []
+        tables: PromptLogprobTables | None = None
+        async with aclosing(outputs):
+            async for prompt_index, output in outputs:
+                self._count.add(prompt_index, output)
+                choices += [self._choice(choice) for choice in output.outputs]
+                tables = output.prompt_logprobs
+        answer = ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=self._count.usage(),
+            prompt_token_ids=self._prompt_token_ids,
+            prompt_truncated_tokens=self._inputs.num_truncated_prompt_tokens or UNSET,
+        )
+        if self._request.prompt_logprobs is not None and tables is not None:
+            token_ids = self._inputs.prompt_token_ids
+            answer.prompt_logprobs = LogprobForms.prompt(token_ids, tables, self._request.prompt_logprobs)
+        return answer
+
+    def _choice(self, output: CompletionOutput) -> ChatChoice:
+        reasoning, content = self._split(output)
+        message = ChatMessage("assistant", self._echo + content)
+        if self._split.active:
+            message.reasoning = message.reasoning_content = reasoning or None
+        logprobs = self._forms.chat(output)
+        choice = ChatChoice(output.index, message, logprobs, output.finish_reason, output.stop_reason)
+        if self._request.return_token_ids:
+            choice.token_ids = output.token_ids
+        return choice
+
+    async def stream(self, outputs: AsyncGenerator[tuple[int, RequestOutput], None]) -> AsyncGenerator[bytes, None]:
+        """Its events."""
+        with_usage = self._request.continuous_usage()
+        begun: set[int] = set()
+        async with aclosing(outputs):
+            async for prompt_index, output in outputs:
+                for part in output.outputs:
+                    if part.index not in begun:
+                        choice = ChatChunkChoice(part.index, ChatDelta("assistant", self._echo))
+                        yield self._event([choice], with_usage, first=not begun)
+                        begun.add(part.index)
+                self._count.add(prompt_index, output)
+                for part in output.outputs:
+                    for choice in self._chunks(part, with_usage):
+                        yield self._event([choice], with_usage)
+        if self._request.include_usage():
+            yield self._event([], with_usage=True)
+
+    def _chunks(self, part: CompletionOutput, with_usage: bool) -> list[ChatChunkChoice]:
+        """What came, reasoning and content apart; and in a chunk of its own that it has ended."""
+        reasoning, content = self._split(part)
+        token_ids = part.token_ids if self._request.return_token_ids else None
+        deltas = [ChatDelta(reasoning=reasoning, reasoning_content=reasoning)] if reasoning else []
+        told_without_text = part.logprobs or token_ids or (with_usage and not part.finished)
+        if content or (not deltas and told_without_text):
+            deltas.append(ChatDelta(content=content))
+        chunks = [ChatChunkChoice(part.index, delta) for delta in deltas]
+        if chunks:
+            chunks[0].logprobs = self._forms.chat(part)
+            chunks[0].token_ids = token_ids or UNSET
+        if part.finished:
+            chunks.append(ChatChunkChoice(part.index, ChatDelta(), None, part.finish_reason, part.stop_reason))
+        return chunks
+
+    def _event(self, choices: list[ChatChunkChoice], with_usage: bool, first: bool = False) -> bytes:
+        chunk = ChatChunk(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=self._count.usage() if with_usage else UNSET,
+            prompt_token_ids=self._prompt_token_ids if first else UNSET,
+            prompt_truncated_tokens=self._inputs.num_truncated_prompt_tokens or UNSET,
+        )
+        return event(chunk)

@@ -1,0 +1,97 @@
+"""POST /tokenize and POST /detokenize: what a text or a chat is to the model, and back. Nothing reaches the engine."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from octavo.entrypoints.openai.chat_request import plain_messages, render_options
+from octavo.entrypoints.openai.generation import Answer
+from octavo.entrypoints.openai.protocol import parse_request
+from octavo.entrypoints.openai.responses import Detokenized, Tokenized
+from octavo.entrypoints.openai.serving_models import OpenAIServingModels
+from octavo.entrypoints.openai.tokenize_request import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+    parse_tokenize_request,
+)
+from octavo.errors import RequestError
+
+if TYPE_CHECKING:
+    from octavo.engine import AsyncLLM
+    from octavo.renderers import RenderedPrompt
+
+__all__ = ["OpenAIServingDetokenization", "OpenAIServingTokenization"]
+
+# Longer than any context, so that a text that does not fit can be counted; as long as a chat may be.
+_MOST_CHARS = _MOST_IDS = 1 << 22
+
+
+class OpenAIServingTokenization:
+    """Args: as OpenAIServingChat's."""
+
+    id_prefix = "tok-"
+
+    def __init__(
+        self,
+        engine: "AsyncLLM",
+        models: OpenAIServingModels,
+        render: "Callable[..., Awaitable[RenderedPrompt]]",
+        trust_template: bool = False,
+    ) -> None:
+        self._engine = engine
+        self._models = models
+        self._render = render
+        self._trust_template = trust_template
+
+    def parse(self, body: dict[str, Any]) -> TokenizeCompletionRequest | TokenizeChatRequest:
+        """Raises RequestError if the body is not of this API."""
+        return parse_tokenize_request(body)
+
+    async def create(
+        self, request: TokenizeCompletionRequest | TokenizeChatRequest, request_id: str, arrival_time: float
+    ) -> Answer:
+        """The token ids, and how many they are; they may be more than the model's length."""
+        self._models.served_name(request.model)
+        if isinstance(request, TokenizeChatRequest):
+            rendered = await self._render(plain_messages(request), **render_options(request, self._trust_template))
+            token_ids = rendered.token_ids
+        else:
+            if len(request.prompt) > _MOST_CHARS:
+                message = f"prompt must have at most {_MOST_CHARS} characters, got {len(request.prompt)}"
+                raise RequestError(message, param="prompt")
+            special = request.add_special_tokens is not False
+            token_ids = await asyncio.to_thread(self._engine.tokenizer.encode, request.prompt, special)
+        tokens = None
+        if request.return_token_strs:
+            tokens = [self._engine.tokenizer.token_string(token_id) for token_id in token_ids]
+        return Answer(Tokenized(len(token_ids), self._engine.config.model.max_model_len, token_ids, tokens))
+
+
+class OpenAIServingDetokenization:
+    """Args: as OpenAIServingChat's."""
+
+    id_prefix = "detok-"
+
+    def __init__(self, engine: "AsyncLLM", models: OpenAIServingModels) -> None:
+        self._engine = engine
+        self._models = models
+
+    def parse(self, body: dict[str, Any]) -> DetokenizeRequest:
+        """Raises RequestError if the body is not of this API."""
+        return parse_request(DetokenizeRequest, body)
+
+    async def create(self, request: DetokenizeRequest, request_id: str, arrival_time: float) -> Answer:
+        """The text of the ids, special tokens included."""
+        self._models.served_name(request.model)
+        token_ids, vocab_size = request.tokens, self._engine.config.model.vocab_size
+        if not token_ids:
+            raise RequestError("tokens must not be empty", param="tokens")
+        if len(token_ids) > _MOST_IDS:
+            raise RequestError(f"tokens must be at most {_MOST_IDS} ids, got {len(token_ids)}", param="tokens")
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= vocab_size:
+            message = f"tokens must be ids of the vocabulary, 0 to {vocab_size - 1}; got {low if low < 0 else high}"
+            raise RequestError(message, param="tokens")
+        text = await asyncio.to_thread(self._engine.tokenizer.decode, token_ids, False)
+        return Answer(Detokenized(text))

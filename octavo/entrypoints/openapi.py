@@ -1,0 +1,117 @@
+"""/openapi.json: every route with its bodies, made from the types that the routes read and write."""
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from octavo.entrypoints.errors import ErrorInfo
+from octavo.entrypoints.openai import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+)
+from octavo.entrypoints.openai.responses import (
+    ChatCompletion,
+    Completion,
+    Detokenized,
+    ModelCard,
+    ModelList,
+    Tokenized,
+)
+
+__all__ = ["describe"]
+
+_REF = "#/components/schemas/{name}"
+
+
+class Health(msgspec.Struct, omit_defaults=True):
+    """``stage`` and ``progress`` while loading; ``cause`` after a death."""
+
+    status: str
+    stage: str = ""
+    progress: float = 0.0
+    cause: str = ""
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+class ErrorBody(msgspec.Struct):
+    """What every mistake and failure is told in."""
+
+    error: ErrorInfo
+
+
+# Route → request bodies (any of them), what a good answer is, and whether it may be a stream of events.
+_BODIES: dict[str, tuple[list[type[BaseModel]], type, bool]] = {
+    "/v1/completions": ([CompletionRequest], Completion, True),
+    "/v1/chat/completions": ([ChatCompletionRequest], ChatCompletion, True),
+    "/tokenize": ([TokenizeCompletionRequest, TokenizeChatRequest], Tokenized, False),
+    "/detokenize": ([DetokenizeRequest], Detokenized, False),
+}
+_READS: dict[str, type] = {
+    "/v1/models": ModelList,
+    "/v1/models/{name}": ModelCard,
+    "/health": Health,
+    "/version": Version,
+}
+_ERRORS = {
+    400: "The request is wrong; error.param names the field.",
+    404: "There is no such model.",
+    413: "The body is too large.",
+    500: "The request could not be finished, or the server failed.",
+    503: "The model is loading, or the server is going down or overloaded.",
+}
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The document for an app's routes."""
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    paths: dict[str, Any] = document["paths"]
+    for path in list(paths):  # "{name:path}" is the router's way of writing it
+        paths[path.replace(":path}", "}")] = paths.pop(path)
+    for path, (bodies, answer, streams) in _BODIES.items():
+        route = paths[path]["post"]
+        refs = [{"$ref": _REF.format(name=body.__name__)} for body in bodies]
+        schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
+        route["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        content = _json_content(answer)
+        if streams:
+            content["text/event-stream"] = {"schema": {"type": "string"}}
+        route["responses"] = {"200": {"description": "The answer.", "content": content}} | _errors(*_ERRORS)
+    for path, answer in _READS.items():
+        codes = (404, 500, 503) if path.startswith("/v1/models") else (500,)
+        good = {"200": {"description": "The answer.", "content": _json_content(answer)}}
+        paths[path]["get"]["responses"] = good | _errors(*codes)
+    paths["/health"]["get"]["responses"]["503"] = {
+        "description": "The model is loading, or the engine is dead.",
+        "content": _json_content(Health),
+    }
+    text = {"description": "Prometheus's text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    paths["/metrics"]["get"]["responses"] = {"200": text} | _errors(500, 503)
+    document["components"] = {"schemas": _schemas()}
+    return document
+
+
+def _json_content(kind: type) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
+
+
+def _errors(*codes: int) -> dict[str, Any]:
+    return {str(code): {"description": _ERRORS[code], "content": _json_content(ErrorBody)} for code in codes}
+
+
+def _schemas() -> dict[str, Any]:
+    """Of all bodies, by name."""
+    requests = [(body, "validation") for bodies, _, _ in _BODIES.values() for body in bodies]
+    _, of_requests = models_json_schema(requests, ref_template=_REF.replace("{name}", "{model}"))  # type: ignore[arg-type]
+    answers = [*(answer for _, answer, _ in _BODIES.values()), *_READS.values(), ErrorBody]
+    _, of_answers = msgspec.json.schema_components(answers, ref_template=_REF)
+    return {**of_requests["$defs"], **of_answers}
