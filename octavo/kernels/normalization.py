@@ -43,7 +43,7 @@ def fused_add_rms_norm(
 @op
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """``(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`` in float32, rounded once. x: [..., size]; weight and
-    bias: [size]."""
+    bias: [size], or [heads, size] for an x of [..., heads, size]."""
     return _layer_norm(x.float(), weight, bias, eps, x.dtype)
 
 

@@ -147,6 +147,12 @@ def test_layer_norm(num_rows: int, width: int, dtype: torch.dtype, offset: float
     )
 
 
+def test_layer_norm_with_weights_of_each_head() -> None:
+    x, weight = random(9, 3, 20), random(3, 20, seed=1)
+    by_head = [kernels.layer_norm(x[:, head].contiguous(), weight[head], None, 1e-2) for head in range(3)]
+    assert torch.equal(kernels.layer_norm(x, weight, None, 1e-2), torch.stack(by_head, dim=1))
+
+
 @few
 @given(num_rows=rows, width=sizes, dtype=dtypes, with_bias=st.booleans())
 def test_fused_add_layer_norm_adds_in_float32_and_norms_the_sum(
