@@ -14,6 +14,9 @@ __all__ = ["gguf_config", "gguf_placements"]
 
 _MAX = 2**31 - 1
 _ROPE_FREQS = "rope_freqs.weight"
+_LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+# Tensors that are settings rather than weights.
+_SETTINGS = (_ROPE_FREQS, *_LONGROPE.values())
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)")
 _OUTER = re.compile(r"([a-z_]+)\.(weight|bias)")
 _EPS_KEYS = {
@@ -65,22 +68,23 @@ def gguf_config(gguf: GGUFFile) -> dict[str, Any]:
         "max_position_embeddings": fields.integer("context_length", 1, _MAX),
         family.eps_field: fields.number(_EPS_KEYS[family.eps_field], 0.0, 1.0),
         "rope_theta": fields.number("rope.freq_base", 1.0001, 1e12, default=10000.0),
-        "rope_scaling": _rope_scaling(fields),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
     rotary_dim = _rotary_dim(fields, head_dim, family)
     if family.partial_rotary:
         # Rounded up, so that its product with head_dim is not a little less than the whole number.
         config["partial_rotary_factor"] = min(1.0, math.nextafter(rotary_dim / head_dim, 2.0))
+    is_longrope = any(name in tensors for name in _LONGROPE.values())
+    config["rope_scaling"] = _longrope(fields, gguf, tensors, rotary_dim) if is_longrope else _rope_scaling(fields)
     if _ROPE_FREQS in tensors:
-        config["rope_freq_factors"] = _rope_freq_factors(gguf, tensors[_ROPE_FREQS], rotary_dim)
+        config["rope_freq_factors"] = _rope_factors(gguf, tensors[_ROPE_FREQS], rotary_dim)
     return config | part.config(fields, tensors)
 
 
 def gguf_placements(gguf: GGUFFile, config: dict[str, Any]) -> list[tuple[TensorEntry, Placement]]:
     """The tensors that a model loads and what they are to it, in the file's order."""
     _, part = _part(gguf)
-    return [(entry, _placement(entry, gguf, part, config)) for entry in gguf.tensors if entry.name != _ROPE_FREQS]
+    return [(entry, _placement(entry, gguf, part, config)) for entry in gguf.tensors if entry.name not in _SETTINGS]
 
 
 def _part(gguf: GGUFFile) -> tuple[Family, GGUFPart]:
@@ -124,7 +128,7 @@ def _placement(entry: TensorEntry, gguf: GGUFFile, part: GGUFPart, config: dict[
     stored, name = _hf_name(entry, gguf, part, config)
     offset = part.norm_offset if stored.endswith("norm") and entry.name.endswith(".weight") else 0.0
     if stored not in part.permuted:
-        return Placement(name, offset=offset)
+        return Placement(name, offset=offset, flat=stored in part.flattened)
     heads, head_dim = config[part.permuted[stored]], config["head_dim"]
     if entry.shape[0] != heads * head_dim:
         raise CheckpointError(
@@ -218,8 +222,22 @@ def _rope_scaling(fields: Fields) -> dict[str, Any] | None:
     return scaling
 
 
-def _rope_freq_factors(gguf: GGUFFile, entry: TensorEntry, rotary_dim: int) -> list[float]:
-    """What each rotary frequency is divided by (the llama3 scaling, written out)."""
+def _longrope(fields: Fields, gguf: GGUFFile, tensors: dict[str, TensorEntry], rotary_dim: int) -> dict[str, Any]:
+    """There is no name for it in the metadata: the two tensors of factors say it."""
+    scaling: dict[str, Any] = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": fields.integer("rope.scaling.original_context_length", 1, _MAX),
+        "attention_factor": fields.number("rope.scaling.attn_factor", 0.0, 1e6, default=1.0),
+    }
+    for key, name in _LONGROPE.items():
+        if name not in tensors:
+            raise CheckpointError("is missing; short and long factors go together", file=str(gguf.path), tensor=name)
+        scaling[key] = _rope_factors(gguf, tensors[name], rotary_dim)
+    return scaling
+
+
+def _rope_factors(gguf: GGUFFile, entry: TensorEntry, rotary_dim: int) -> list[float]:
+    """What each rotary frequency is divided by."""
     if entry.type.name != "F32" or entry.shape != (rotary_dim // 2,):
         raise CheckpointError(
             f"{rotary_dim // 2} numbers of type F32 are expected, it is {entry.type.name} {list(entry.shape)}",

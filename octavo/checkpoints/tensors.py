@@ -1,5 +1,6 @@
 """The tensors of a checkpoint, one after another, as bytes on the mapped file."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,4 +78,5 @@ def _read(tensor: PlacedTensor, data: npt.NDArray[np.uint8]) -> CheckpointTensor
     if placement.offset:
         own, kind = (to_float32(kind, own) + np.float32(placement.offset)).view(np.uint8), "F32"
     own.flags.writeable = False
-    return CheckpointTensor(placement.name, kind, entry.shape, own, str(tensor.file))
+    shape = (math.prod(entry.shape),) if placement.flat else entry.shape
+    return CheckpointTensor(placement.name, kind, shape, own, str(tensor.file))

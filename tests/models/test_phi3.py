@@ -1,15 +1,20 @@
 """Phi-3 and Phi-4 against transformers in float32: merged weights, windows, partial rotation, longrope."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from octavo.checkpoints import read_model_facts
 from octavo.errors import CheckpointError
+from tests.models.gguf_files import write_gguf
 from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
 
 BASE = {"family": "Phi3", "hidden_size": 96, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}  # heads of 16
@@ -45,7 +50,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
 NUM_TOKENS = 100
 
 
-def assert_same(got: torch.Tensor, expected: torch.Tensor) -> None:
+def to_gguf(folder: Path, kinds: tuple[str, ...] = ("long", "short")) -> Path:
+    """kinds: lists of factors that are written, where the source has them."""
+    config = json.loads((folder / "config.json").read_text())
+    rope, original = config["rope_parameters"], config["original_max_position_embeddings"]
+
+    def extra(writer: gguf.GGUFWriter, config: Any) -> None:
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_dimension_count(int(16 * rope["partial_rotary_factor"]))
+        writer.add_sliding_window(config.sliding_window or 0)
+        if rope["rope_type"] == "longrope":
+            stretched = config.max_position_embeddings / original
+            writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(stretched) / math.log(original)))
+
+    factors = {f"rope_factors_{kind}.weight": rope.get(f"{kind}_factor") for kind in kinds}
+    arrays = {name: np.array(values, np.float32) for name, values in factors.items() if values}
+    return write_gguf(folder, "phi3", extra=extra, more_tensors=arrays)
+
+
+def assert_same(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
@@ -56,16 +79,8 @@ def changed_config(path: Path, **fields: Any) -> Path:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_equal_transformers(
-    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any, variant: str
-) -> None:
-    path = make_model(**BASE, **VARIANTS[variant])
-    tokens = random_tokens(NUM_TOKENS)
-    expected = expected_logits(path, tokens)
-    assert expected.std() > 0.5  # logits near zero would be equal whatever the model does
-    model = paged_model(path)
-    for chunk_size in (NUM_TOKENS, 1, 16, 17):
-        assert_same(model.chunked(tokens, chunk_size), expected)
+def test_logits_equal_transformers(make_model: Any, check_family: Any, variant: str) -> None:
+    check_family(make_model(**BASE, **VARIANTS[variant]))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +129,31 @@ def test_longrope_in_its_old_spellings(
     factors = {key: VARIANTS["long factors"]["rope_parameters"][key] for key in ("short_factor", "long_factor")}
     old = {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": {"type": kind, **factors}}
     assert_same(paged_model(changed_config(path, **old)).chunked(tokens, 17), expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_gguf_file_gives_the_logits_of_its_source(make_model: Any, check_family: Any, variant: str) -> None:
+    path = make_model(**BASE, **VARIANTS[variant])
+    check_family(path, to_gguf(path))
+
+
+@pytest.mark.parametrize(("kind", "missing"), [("long", "short"), ("short", "long")])
+def test_one_list_of_factors_of_a_gguf_file_without_the_other_is_refused(
+    make_model: Any, kind: str, missing: str
+) -> None:
+    path = make_model(**BASE, **longrope(16, 64))
+    with pytest.raises(CheckpointError, match=f"rope_factors_{missing}.*go together"):
+        read_model_facts(to_gguf(path, (kind,)))
+
+
+@pytest.mark.parametrize("name", ["self_attn.qkv_proj", "mlp.gate_up_proj"])
+def test_a_missing_merged_weight_is_named(make_model: Any, paged_model: Any, name: str) -> None:
+    path = make_model(**BASE)
+    weights = load_file(path / "model.safetensors")
+    del weights[f"model.layers.1.{name}.weight"]
+    save_file(weights, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{name}.weight.*missing"):
+        paged_model(path)
 
 
 def test_a_merged_weight_of_the_wrong_height_is_named(make_model: Any, paged_model: Any) -> None:

@@ -1,14 +1,19 @@
 """StableLM against transformers in float32: partial rotation, parallel residual, norms of the heads."""
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from octavo.checkpoints import read_model_facts
 from octavo.errors import CheckpointError
+from tests.models.gguf_files import write_gguf
 from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
 
 BASE = {"family": "StableLm", "hidden_size": 96}  # heads of 16
@@ -30,7 +35,35 @@ VARIANTS: dict[str, dict[str, Any]] = {
 NUM_TOKENS = 100
 
 
-def assert_same(got: torch.Tensor, expected: torch.Tensor) -> None:
+def stacked_norms() -> Callable[[str, Tensor], Iterator[tuple[str, Tensor]]]:
+    """The norms of a layer's heads as llama.cpp wants them: one matrix."""
+    found: dict[str, list[Tensor]] = {}
+
+    def convert(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+        merged, _, head = name.removesuffix(".weight").partition(".norms.")
+        if not head:
+            yield name, weight
+            return
+        rows = found.setdefault(merged, [])
+        assert len(rows) == int(head)
+        rows.append(weight)
+        if len(rows) == (6 if merged.endswith("q_layernorm") else 2):
+            yield f"{merged}.weight", torch.stack(rows)
+
+    return convert
+
+
+def to_gguf(folder: Path, rotary_dim: int | None = None) -> Path:
+    def extra(writer: gguf.GGUFWriter, config: Any) -> None:
+        share = config.rope_parameters["partial_rotary_factor"]
+        writer.add_rope_dimension_count(rotary_dim or int(16 * share))
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_parallel_residual(True)  # as the converter writes for a config that does not say
+
+    return write_gguf(folder, "stablelm", norm_eps=False, extra=extra, tensors=stacked_norms())
+
+
+def assert_same(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
@@ -41,16 +74,8 @@ def changed_config(path: Path, **fields: Any) -> Path:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_equal_transformers(
-    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any, variant: str
-) -> None:
-    path = make_model(**BASE, **VARIANTS[variant])
-    tokens = random_tokens(NUM_TOKENS)
-    expected = expected_logits(path, tokens)
-    assert expected.std() > 0.5  # logits near zero would be equal whatever the model does
-    model = paged_model(path)
-    for chunk_size in (NUM_TOKENS, 1, 16, 17):
-        assert_same(model.chunked(tokens, chunk_size), expected)
+def test_logits_equal_transformers(make_model: Any, check_family: Any, variant: str) -> None:
+    check_family(make_model(**BASE, **VARIANTS[variant]))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +95,45 @@ def test_control_a_slightly_wrong_config_fails(
     got = paged_model(changed_config(path, **fields)).chunked(tokens, NUM_TOKENS)
     with pytest.raises(AssertionError):
         assert_same(got, expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_gguf_file_gives_the_logits_of_its_source(make_model: Any, check_family: Any, variant: str) -> None:
+    path = make_model(**BASE, **VARIANTS[variant])
+    check_family(path, to_gguf(path))
+
+
+def test_control_another_rotary_length_in_a_gguf_file_fails(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any
+) -> None:
+    path = make_model(**BASE)
+    tokens = random_tokens(40)
+    with pytest.raises(AssertionError):
+        assert_same(paged_model(to_gguf(path, rotary_dim=6)).chunked(tokens, 40), expected_logits(path, tokens))
+
+
+@pytest.mark.parametrize("name", ["q_layernorm.norms.5", "k_layernorm.norms.0"])
+def test_a_missing_norm_of_a_head_is_named(make_model: Any, paged_model: Any, name: str) -> None:
+    path = make_model(**BASE, qk_layernorm=True)
+    weights = load_file(path / "model.safetensors")
+    del weights[f"model.layers.1.self_attn.{name}.weight"]
+    save_file(weights, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{name}.weight.*missing"):
+        paged_model(path)
+
+
+def test_control_norms_of_heads_in_another_order_fail(
+    make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any
+) -> None:
+    path = make_model(**BASE, qk_layernorm=True)
+    tokens = random_tokens(40)
+    expected = expected_logits(path, tokens)
+    weights = load_file(path / "model.safetensors")
+    first, second = (f"model.layers.1.self_attn.q_layernorm.norms.{head}.weight" for head in (0, 3))
+    weights[first], weights[second] = weights[second], weights[first]
+    save_file(weights, path / "model.safetensors")
+    with pytest.raises(AssertionError):
+        assert_same(paged_model(path).chunked(tokens, 40), expected)
 
 
 def test_a_config_of_its_first_days_has_the_factor_outside(

@@ -45,6 +45,7 @@ class GGUFPart:
         layers: what stands before a layer's number in Hugging Face names.
         permuted: parts whose rows have the two numbers that are rotated together side by side → the config's field
             with the number of heads.
+        flattened: parts that are a matrix in the file and a vector to the model (the norms of all heads).
         norm_offset: added to every norm's weight, to come from the file's values to Hugging Face's.
         config: the family's own fields. Gets the metadata without the architecture's prefix and the tensors by their
             names in the file; what it returns goes over the common fields.
@@ -63,6 +64,7 @@ class GGUFPart:
     )
     layers: str = "model.layers"
     permuted: Mapping[str, str] = field(default_factory=dict)
+    flattened: tuple[str, ...] = ()
     norm_offset: float = 0.0
     config: Callable[[Fields, Mapping[str, TensorEntry]], Config] = _no_more_metadata
     reads: tuple[str, ...] = ()

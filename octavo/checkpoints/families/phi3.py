@@ -11,15 +11,16 @@ __all__ = ["FAMILY"]
 
 _MAX = 2**31 - 1
 # "longrope" was called "su" at first, and "yarn" in one release: it has never been the yarn of other models.
-_LONGROPE = ("su", "yarn")
+_LONGROPE = ("longrope", "su", "yarn")
 
 
 def _prepare(config: dict[str, Any]) -> dict[str, Any]:
-    found = {"original_max_position_embeddings": 4096, **config}
+    found = dict(config)
     for place in ("rope_scaling", "rope_parameters"):
         scaling = config.get(place)
         if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) in _LONGROPE:
-            found[place] = {key: value for key, value in scaling.items() if key != "type"} | {"rope_type": "longrope"}
+            own = {key: value for key, value in scaling.items() if key != "type"}
+            found[place] = {"original_max_position_embeddings": 4096, **own, "rope_type": "longrope"}
     return found
 
 

@@ -34,11 +34,13 @@ class Placement:
     name: what the model calls the tensor (Hugging Face's name, as a rule).
     rows: how its rows have to be moved, or None.
     offset: what is added to each value; other than 0, the tensor comes as float32.
+    flat: the model has a vector where the file has a matrix: one row after the other.
     """
 
     name: str
     rows: RowOrder | None = None
     offset: float = 0.0
+    flat: bool = False
 
 
 def unpermuted(heads: int, head_dim: int) -> RowOrder:

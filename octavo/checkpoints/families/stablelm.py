@@ -44,6 +44,7 @@ FAMILY = Family(
     gguf=GGUFPart(
         architecture="stablelm",
         block_names=BLOCK_NAMES | {"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"},
+        flattened=("attn_q_norm", "attn_k_norm"),
         config=_gguf_config,
     ),
 )
