@@ -1,6 +1,7 @@
-"""Tiny checkpoints that load and generate: what the fuzzer damages. Written without transformers, always the same."""
+"""Tiny checkpoints that load and generate: what the fuzzer damages. Always the same."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy.typing as npt
 import tokenizers
 from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from tests.fuzz.families import FAMILIES, GGUF_FAMILIES, write_family, write_family_gguf
 
 __all__ = ["Subject", "write_subjects"]
 
@@ -58,6 +61,19 @@ def write_subjects(folder: Path) -> list[Subject]:
     _write_gguf(folder / "bpe" / "model.gguf", weights, _bpe_metadata(backend))
     spm = _spm_metadata()
     _write_gguf(folder / "spm" / "model.gguf", _weights(len(spm["tokens"])), spm)
+    return [*subjects, *_write_families(folder, backend.get_vocab_size())]
+
+
+def _write_families(folder: Path, vocab_size: int) -> list[Subject]:
+    subjects = []
+    for config_class in FAMILIES:
+        write_family(folder / config_class, config_class, vocab_size)
+        shutil.copy(folder / "single" / "tokenizer.json", folder / config_class)
+        # Of a family's own there is most in its configuration.
+        subjects.append(Subject(config_class, "", ("config.json", "config.json", "model.safetensors")))
+    for arch in GGUF_FAMILIES:
+        write_family_gguf(folder / arch, arch, vocab_size)
+        subjects.append(Subject(arch, "model.gguf", ("model.gguf",)))
     return subjects
 
 
