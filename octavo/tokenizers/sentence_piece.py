@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import groupby
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
@@ -112,17 +113,21 @@ def _merges_of_scores(pieces: SentencePieces, vocab: dict[str, int]) -> list[tup
 
     Of equal scores, as runs of spaces have, that of the longest first part goes first: so a run grows from the left.
     """
+    scores, tokens = pieces.scores, pieces.tokens
     mergeable = (TokenType.NORMAL, TokenType.USER_DEFINED)
-    ranked = []
-    for index, (token, kind) in enumerate(zip(pieces.tokens, pieces.types, strict=True)):
-        if kind not in mergeable:
-            continue
-        for cut in range(1, len(token)):
-            left, right = vocab.get(token[:cut]), vocab.get(token[cut:])
-            if left is not None and right is not None:
-                ranked.append((-pieces.scores[index], -cut, cut - len(token), index, left, right))
-    ranked.sort()
-    return [(pieces.tokens[merge[-2]], pieces.tokens[merge[-1]]) for merge in ranked]
+    ids = [index for index, kind in enumerate(pieces.types) if kind in mergeable and len(tokens[index]) > 1]
+    merges: list[tuple[str, str]] = []
+    for _, of_a_score in groupby(sorted(ids, key=lambda index: -scores[index]), key=scores.__getitem__):
+        found = []
+        for index in of_a_score:
+            token = tokens[index]
+            for cut in range(1, len(token)):
+                left = token[:cut]
+                if left in vocab and (right := token[cut:]) in vocab:
+                    found.append((-cut, cut - len(token), index, left, right))
+        found.sort()
+        merges += [(left, right) for _, _, _, left, right in found]
+    return merges
 
 
 def _set_text_form(backend: tokenizers.Tokenizer, pieces: SentencePieces) -> None:
