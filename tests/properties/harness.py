@@ -102,7 +102,9 @@ def seeded(seed: int, max_tokens: int = 24, **more: Any) -> SamplingParams:
 
 
 def assert_same(left: RequestOutput, right: RequestOutput, tolerance: float = 1e-5) -> None:
-    """Same tokens, same text, same end; logprobs within ``tolerance``, ranks equal but for near ties."""
+    """Same tokens, same text, same end; logprobs within ``tolerance``, ranks equal but for near ties. The same of the
+    prompt's logprobs."""
+    assert_same_prompt_logprobs(left, right, tolerance)
     assert len(left.outputs) == len(right.outputs)
     for a, b in zip(left.outputs, right.outputs, strict=True):
         assert a.token_ids == b.token_ids
@@ -112,6 +114,19 @@ def assert_same(left: RequestOutput, right: RequestOutput, tolerance: float = 1e
         assert b.logprobs is not None
         assert a.cumulative_logprob == pytest.approx(b.cumulative_logprob, abs=tolerance * len(a.token_ids))
         for here, there in zip(a.logprobs, b.logprobs, strict=True):
+            assert_same_table(here, there, tolerance)
+
+
+def assert_same_prompt_logprobs(left: RequestOutput, right: RequestOutput, tolerance: float = 1e-5) -> None:
+    if left.prompt_logprobs is None or right.prompt_logprobs is None:
+        assert left.prompt_logprobs is right.prompt_logprobs
+        return
+    for output in (left, right):
+        assert len(output.prompt_logprobs or []) == len(output.prompt_token_ids)
+    for here, there in zip(left.prompt_logprobs, right.prompt_logprobs, strict=True):
+        if here is None or there is None:
+            assert here is there is left.prompt_logprobs[0]
+        else:
             assert_same_table(here, there, tolerance)
 
 

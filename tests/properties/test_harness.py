@@ -12,7 +12,8 @@ from tests.properties.harness import assert_same
 def answer(rank: int = 1, second: float = -2.0) -> RequestOutput:
     table = {7: Logprob(-1.0, rank), 8: Logprob(second, 3 - rank)}
     choice = CompletionOutput(0, "a", [7], cumulative_logprob=-1.0, logprobs=[table], finish_reason="stop")
-    return RequestOutput("0", None, [1], [choice], finished=True)
+    prompt_logprobs = [None, {5: Logprob(-3.0, 2)}]
+    return RequestOutput("0", None, [1, 5], [choice], finished=True, prompt_logprobs=prompt_logprobs)
 
 
 def ends_elsewhere(choice: CompletionOutput) -> None:
@@ -38,6 +39,26 @@ def test_a_difference_is_noticed(change: Callable[[CompletionOutput], None]) -> 
     other = answer()
     change(other.outputs[0])
     assert_same(answer(), answer())
+    with pytest.raises(AssertionError):
+        assert_same(answer(), other)
+
+
+def lacks_prompt_logprobs(output: RequestOutput) -> None:
+    output.prompt_logprobs = None
+
+
+def has_less_of_them(output: RequestOutput) -> None:
+    output.prompt_logprobs = [None]
+
+
+def has_another_prompt_logprob(output: RequestOutput) -> None:
+    output.prompt_logprobs = [None, {5: Logprob(-3.00002, 2)}]
+
+
+@pytest.mark.parametrize("change", [lacks_prompt_logprobs, has_less_of_them, has_another_prompt_logprob])
+def test_a_difference_in_the_prompts_logprobs_is_noticed(change: Callable[[RequestOutput], None]) -> None:
+    other = answer()
+    change(other)
     with pytest.raises(AssertionError):
         assert_same(answer(), other)
 

@@ -98,8 +98,31 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         min_tokens=draw(st.just(0) | st.integers(0, max_tokens)),
         stop_token_ids=[] if first_stop is None else list(range(first_stop, first_stop + 110)),
         ignore_eos=draw(st.booleans()),
-        logprobs=5,
+        prompt_logprobs=draw(st.sampled_from([None, None, 0, 5])),
+        **draw(logits_changes()),
     )
+
+
+@st.composite
+def logits_changes(draw: st.DrawFn) -> dict[str, Any]:
+    """Parameters that change logits, half of the time. Where few tokens are allowed they meet often: penalties and bad
+    words have something to act on."""
+    if draw(st.booleans()):
+        return {"logprobs": 5}
+    few = list(range(draw(st.integers(2, 29)), 1100, 27))
+    allowed = draw(st.none() | st.just(few))
+    ids = st.sampled_from(few)
+    penalty = st.sampled_from([0.0, 0.6, -0.4])
+    return {
+        "repetition_penalty": draw(st.sampled_from([1.0, 1.3])),
+        "frequency_penalty": draw(penalty),
+        "presence_penalty": draw(penalty),
+        "logit_bias": draw(st.dictionaries(ids, st.sampled_from([4.0, -100.0]), max_size=5)),
+        "allowed_token_ids": allowed,
+        "bad_words_token_ids": draw(st.lists(st.lists(ids, min_size=1, max_size=2), max_size=8)),
+        "min_p": draw(st.sampled_from([0.0, 0.01])),
+        **draw(st.sampled_from([{"logprobs": 5}, {"logprob_token_ids": [few[3], 7, 1000]}])),
+    }
 
 
 @st.composite
@@ -165,9 +188,20 @@ def variations(work: Workload) -> dict[str, dict[str, Any]]:
 def what_happened(work: Workload, name: str, found: Run) -> set[str]:
     """Asserts what must have happened, whatever was drawn, and returns what has."""
     happened: set[str] = set()
+    told = sum(step["prompt_logprobs"] for step in found.trace)
+    wanted = sum(len(o.prompt_logprobs) - 1 for o in found.outputs if o.prompt_logprobs is not None)
+    assert told == wanted or (told > wanted and found.preemptions)
+    happened.update({"prompt logprobs"} if wanted else ())
+    happened.update({"changes"} if any(params.allowed_token_ids for params in work.params) else ())
     steps = [request for step in found.trace for request in step["requests"]]
     if name == "cached":
-        expected = [(len(ids) - 1) // work.block_size * work.block_size for ids in work.prompts]
+        # Who wants the logprobs of his prompt has all of it computed.
+        expected = [
+            0
+            if params.prompt_logprobs is not None and len(ids) > 1
+            else (len(ids) - 1) // work.block_size * work.block_size
+            for ids, params in zip(work.prompts, work.params, strict=True)
+        ]
         assert [output.num_cached_tokens for output in found.outputs] == expected
     if name in ("chunked", "together"):
         prefills = [request["scheduled"] for request in steps if request["scheduled"] > 1]
@@ -186,6 +220,16 @@ def what_happened(work: Workload, name: str, found: Run) -> set[str]:
     return happened
 
 
+VARIATIONS = (
+    "cached",
+    "shared",
+    "chunked",
+    "preempted",
+    "preempted by priority",
+    "async",
+    "round trip",
+    "together",
+)
 EXPECTED = {
     ("cached", "hits"),
     ("shared", "hits"),
@@ -196,6 +240,7 @@ EXPECTED = {
     ("async", "overlap"),
     ("round trip", "neighbours"),
     *(("together", what) for what in ("hits", "chunks", "preemption", "resumption", "overlap", "neighbours")),
+    *((name, what) for name in VARIATIONS for what in ("prompt logprobs", "changes")),
 }
 
 
