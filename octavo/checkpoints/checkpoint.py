@@ -12,7 +12,13 @@ from octavo.checkpoints.families import Family, Placement
 from octavo.checkpoints.gguf_file import read_gguf_file
 from octavo.checkpoints.gguf_model import gguf_config, gguf_placements
 from octavo.checkpoints.hf_config import normal_config, stated_dtype, token_ids
-from octavo.checkpoints.hf_folder import read_config, read_generation_config, read_tokenizer_eos_id, read_weight_files
+from octavo.checkpoints.hf_folder import (
+    check_readable,
+    read_config,
+    read_generation_config,
+    read_tokenizer_eos_id,
+    read_weight_files,
+)
 from octavo.checkpoints.json_file import overridden
 from octavo.checkpoints.tensor_entry import TensorEntry
 from octavo.checkpoints.tensor_types import READABLE_TYPES
@@ -129,6 +135,7 @@ def _placed(entries: list[TensorEntry], path: Path, family: Family, config: dict
             continue
         placement = family.place(entry.name, config)
         if placement is not None:
+            check_readable(entry, path)
             found.append(PlacedTensor(path, entry, placement))
     return found
 

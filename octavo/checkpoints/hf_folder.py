@@ -12,7 +12,7 @@ from octavo.checkpoints.safetensors_file import read_safetensors_entries
 from octavo.checkpoints.tensor_entry import TensorEntry, shown
 from octavo.errors import CheckpointError, ModelError, UnsupportedError
 
-__all__ = ["read_config", "read_generation_config", "read_tokenizer_eos_id", "read_weight_files"]
+__all__ = ["check_readable", "read_config", "read_generation_config", "read_tokenizer_eos_id", "read_weight_files"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -67,11 +67,11 @@ def read_tokenizer_eos_id(folder: Path) -> int | None:
 
 
 def read_weight_files(folder: Path) -> list[tuple[Path, list[TensorEntry]]]:
-    """(file, its tensors) for each weight file. Names are unique, types are readable.
+    """(file, its tensors) for each weight file. Names are unique.
 
     Raises:
         CheckpointError: no weights, or files and index that do not agree.
-        UnsupportedError: pickled or quantized weights.
+        UnsupportedError: pickled weights.
     """
     if (folder / _SINGLE).is_file():
         files = [(folder / _SINGLE, read_safetensors_entries(folder / _SINGLE))]
@@ -82,7 +82,6 @@ def read_weight_files(folder: Path) -> list[tuple[Path, list[TensorEntry]]]:
     seen: dict[str, Path] = {}
     for path, entries in files:
         for entry in entries:
-            _check_readable(entry, path)
             if entry.name in seen:
                 raise CheckpointError(f"is in {seen[entry.name].name} too", file=str(path), tensor=entry.name)
             seen[entry.name] = path
@@ -115,7 +114,9 @@ def _read_shards(folder: Path) -> list[tuple[Path, list[TensorEntry]]]:
     return files
 
 
-def _check_readable(entry: TensorEntry, path: Path) -> None:
+def check_readable(entry: TensorEntry, path: Path) -> None:
+    """Raises UnsupportedError for a tensor that belongs to a quantized weight, or is of a type that octavo cannot
+    read."""
     quantized = _QUANTIZED.search(entry.name)
     if quantized:
         kind = str(quantized.lastgroup).replace("_", " ").replace("compressed tensors", "compressed-tensors")

@@ -120,7 +120,7 @@ def test_the_masks_of_old_checkpoints_are_no_weights(
     weights = load_file(path / "model.safetensors")
     for layer in range(2):
         attention = f"gpt_neox.layers.{layer}.attention."
-        weights[attention + "bias"] = torch.ones(1, 1, 8, 8)
+        weights[attention + "bias"] = torch.ones(1, 1, 8, 8, dtype=torch.bool)
         weights[attention + "masked_bias"] = torch.tensor(-1e9)
         weights[attention + "rotary_emb.inv_freq"] = torch.ones(2)
     save_file(weights, path / "model.safetensors")
