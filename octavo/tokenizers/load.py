@@ -55,7 +55,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if path.suffix == ".gguf":
         metadata = read_gguf_metadata(path)
         with _one_error(path):
-            return build_from_gguf(metadata, str(path))
+            tokenizer = build_from_gguf(metadata, str(path))
+            _try_out(tokenizer)
+        return tokenizer
     raise CheckpointError("no tokenizer here: expected a folder with tokenizer.json or a .gguf file", file=str(path))
 
 

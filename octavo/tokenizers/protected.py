@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 
 from octavo.errors import CheckpointError
+from octavo.tokenizers.encoding import encode
 
 __all__ = ["ProtectedEncoder"]
 
@@ -28,6 +29,7 @@ class ProtectedEncoder:
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: frozenset[str], file: str) -> None:
         # Private-use characters: no normalizer changes them and no word is joined by them. 100 random bits.
         nonce = "".join(chr(0xE000 + secrets.randbelow(6400)) for _ in range(8))
+        self._file = file
         self._secret_names = {name: f"{nonce}{chr(0xF0000 + i)}" for i, name in enumerate(sorted(special_tokens))}
         state = json.loads(backend.to_str())
         _rename(state, self._secret_names)
@@ -44,8 +46,7 @@ class ProtectedEncoder:
             parts += [text[end:start], self._secret_names[text[start:stop]]]
             end = stop
         parts.append(text[end:])
-        (encoding,) = self._backend.encode_batch_fast(["".join(parts)], add_special_tokens=False)
-        return encoding.ids
+        return encode(self._backend, "".join(parts), False, self._file)
 
 
 def _rename(state: dict[str, Any], names: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ from functools import cached_property
 import tokenizers
 
 from octavo.errors import CheckpointError, UnsupportedError
+from octavo.tokenizers.encoding import encode
 from octavo.tokenizers.fill_in_middle import FillInMiddle, find_fill_in_middle
 from octavo.tokenizers.protected import ProtectedEncoder
 from octavo.tokenizers.token_table import TokenTable
@@ -96,10 +97,11 @@ class Tokenizer:
 
         Args:
             add_special_tokens: add what the checkpoint puts around a text (mostly a beginning-of-sequence token).
+
+        Raises:
+            CheckpointError: the file is damaged so that it cannot encode this text.
         """
-        # Alone among the library's ways to encode, the batched one lets other threads run; "fast" leaves out offsets.
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return encoding.ids
+        return encode(self._backend, text, add_special_tokens, self.file)
 
     def encode_fill_in_middle(self, prefix: str, suffix: str) -> list[int]:
         """Token ids of the prompt for what stands between two texts; begun as any text is.

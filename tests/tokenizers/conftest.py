@@ -268,31 +268,22 @@ def gpt2_metadata() -> dict[str, Any]:
     return byte_level_metadata()
 
 
-@pytest.fixture(scope="session")
-def sentence_piece() -> sentencepiece.SentencePieceProcessor:
-    """A SentencePiece BPE model with byte fallback, made as Llama's was: text is taken as it is."""
+def _train_sentence_piece(**options: Any) -> sentencepiece.SentencePieceProcessor:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS * 3),
         model_writer=model,
-        model_type="bpe",
-        vocab_size=520,
-        byte_fallback=True,
         character_coverage=0.98,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
-        split_digits=True,
         hard_vocab_limit=False,
         minloglevel=2,
+        **options,
     )
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
-@pytest.fixture(scope="session")
-def llama_metadata(sentence_piece: sentencepiece.SentencePieceProcessor) -> dict[str, Any]:
-    """The same model as GGUF metadata of kind "llama"."""
-    processor = sentence_piece
-
+def _sentence_piece_metadata(model: str, processor: sentencepiece.SentencePieceProcessor) -> dict[str, Any]:
     def kind(index: int) -> int:
         if processor.is_unknown(index):
             return 2
@@ -302,7 +293,7 @@ def llama_metadata(sentence_piece: sentencepiece.SentencePieceProcessor) -> dict
 
     ids = range(processor.vocab_size())
     return {
-        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.model": model,
         "tokenizer.ggml.tokens": [processor.id_to_piece(index) for index in ids],
         "tokenizer.ggml.scores": [processor.get_score(index) for index in ids],
         "tokenizer.ggml.token_type": [kind(index) for index in ids],
@@ -310,3 +301,23 @@ def llama_metadata(sentence_piece: sentencepiece.SentencePieceProcessor) -> dict
         "tokenizer.ggml.eos_token_id": processor.eos_id(),
         "tokenizer.ggml.unknown_token_id": processor.unk_id(),
     }
+
+
+@pytest.fixture(scope="session")
+def sentence_piece() -> sentencepiece.SentencePieceProcessor:
+    """A SentencePiece BPE model with byte fallback, made as Llama's was: text is taken as it is."""
+    return _train_sentence_piece(model_type="bpe", vocab_size=520, byte_fallback=True, split_digits=True)
+
+
+@pytest.fixture(scope="session")
+def llama_metadata(sentence_piece: sentencepiece.SentencePieceProcessor) -> dict[str, Any]:
+    """The same model as GGUF metadata of kind "llama"."""
+    return _sentence_piece_metadata("llama", sentence_piece)
+
+
+@pytest.fixture(scope="session")
+def t5_metadata() -> dict[str, Any]:
+    """A unigram model as GGUF metadata of kind "t5"."""
+    unigram = _train_sentence_piece(model_type="unigram", vocab_size=200)
+    text_form = {"add_space_prefix": True, "remove_extra_whitespaces": True}
+    return _sentence_piece_metadata("t5", unigram) | {f"tokenizer.ggml.{k}": v for k, v in text_form.items()}

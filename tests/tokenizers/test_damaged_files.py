@@ -215,7 +215,7 @@ def test_damaged_text(data: st.DataObject, of_config: bool) -> None:
     check_folder(files[0], files[1])
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
 @_QUICK
 @given(data=st.data())
 def test_damaged_gguf_metadata(

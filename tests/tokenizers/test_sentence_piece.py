@@ -345,6 +345,28 @@ def test_a_vocabulary_without_an_unknown_token_is_no_unigram_model(
         load_tokenizer(write_gguf(tmp_path / "model.gguf", metadata))
 
 
+def test_damage_that_only_some_texts_meet_is_an_error_of_these(
+    tmp_path: Path, family: Family, write_gguf: Write
+) -> None:
+    """The library panics, which is no Exception: it would be the end of the thread."""
+    metadata = _metadata(family("t5").proto)
+    charsmap = metadata["tokenizer.ggml.precompiled_charsmap"]
+    trie_bytes = int.from_bytes(bytes(charsmap[:4]), "little")
+    metadata["tokenizer.ggml.precompiled_charsmap"] = charsmap[: 4 + trie_bytes + 100]  # the replacements are cut off
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "model.gguf", metadata))
+    plain = family("t5").from_gguf.encode("the dog")
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_rendered(text, [])):
+        with pytest.raises(CheckpointError, match=r"model\.gguf: the tokenizer fails on this text: .*out of bounds"):
+            encode("㌔")
+        assert encode("the dog") == plain
+
+
+def test_damage_that_every_text_meets_is_found_at_once(tmp_path: Path, family: Family, write_gguf: Write) -> None:
+    metadata = _metadata(family("t5").proto) | {"tokenizer.ggml.precompiled_charsmap": [0, 0, 0, 0]}
+    with pytest.raises(CheckpointError, match=r"model\.gguf: the tokenizer fails on this text: index out of bounds"):
+        load_tokenizer(write_gguf(tmp_path / "model.gguf", metadata))
+
+
 def test_a_charsmap_must_hold_bytes(tmp_path: Path, family: Family, write_gguf: Write) -> None:
     metadata = _metadata(family("t5").proto) | {"tokenizer.ggml.precompiled_charsmap": [1, 256, 3]}
     with pytest.raises(CheckpointError, match=r"model\.gguf: .*precompiled_charsmap must hold up to \d+ bytes"):
