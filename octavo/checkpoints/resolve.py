@@ -61,14 +61,17 @@ def _refuse_revision(options: FetchOptions, why: str, flag: str) -> None:
         raise ConfigError(f"{flag} {options.revision}: {why}; revisions are for hub names (owner/name)")
 
 
-def pull(model: str, progress: Progress | None = None) -> Path:
-    """Fetches an alias or a hub name, if it is not local yet, and says where it is.
+def pull(model: str, progress: Progress | None = None, options: FetchOptions | None = None) -> Path:
+    """Fetches an alias or a hub name, if it is not there yet, and says where it is.
 
     Raises:
-        ModelError: as `resolve_model`, and for what cannot be fetched at all.
+        ModelError, ConfigError: as `resolve_model`, and for what cannot be fetched at all.
     """
-    if model in ALIASES or is_hub_name(model):
-        return fetch_alias(model, progress) if model in ALIASES else fetch_snapshot(model, progress)
+    options = options or FetchOptions()
+    if model in ALIASES:
+        return resolve_model(model, progress, options)
+    if is_hub_name(model):
+        return fetch_snapshot(model, progress, options)
     raise ModelError(
         f"{shown(model)} cannot be pulled: give an alias ({', '.join(ALIASES)}) or a hub name (owner/name)"
     )

@@ -15,16 +15,24 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="alias (smollm2) or hub name (owner/name)")
+    parser.add_argument(
+        "--revision", metavar="TEXT", help="branch, tag or commit on the hub (default: its main branch)"
+    )
+    parser.add_argument(
+        "--download-dir",
+        metavar="FOLDER",
+        help="folder to fetch into; give it to serve as well (default: the hub's own cache, OCTAVO_CACHE for aliases)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     # Imported here: it brings numpy, and no other command's --help should wait for that.
-    from octavo.checkpoints import pull
+    from octavo.checkpoints import FetchOptions, pull
 
     progress = _Progress()
     try:
-        path = pull(args.model, progress.show)
+        path = pull(args.model, progress.show, FetchOptions(args.revision, args.download_dir))
     finally:
         progress.end()
     print(path)

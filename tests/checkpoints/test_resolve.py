@@ -232,6 +232,20 @@ def test_octavo_pull_prints_the_path_and_nothing_else(
     assert "fake is there 100%" in printed.err
 
 
+def test_octavo_pull_fetches_as_serve_does(
+    fake: Alias, cache: Path, use_hub: "UseHub", tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "models"
+    assert main(["pull", "fake", "--download-dir", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder / 'fake' / 'fake.Q4_1.gguf'}\n"
+    hub = use_hub(FakeHub(["model.safetensors"], tmp_path))
+    assert main(["pull", "owner/name", "--revision", "v1", "--download-dir", str(folder)]) == 0
+    assert hub.asked == ["v1"]
+    assert hub.downloads[0]["cache_dir"] == str(folder)
+    assert main(["pull", "fake", "--revision", "v1"]) == 1
+    assert "--revision v1: MODEL fake is one fixed file" in capsys.readouterr().err
+
+
 def test_octavo_pull_of_something_else_ends_with_one_line(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "./model"]) == 1
     printed = capsys.readouterr()
