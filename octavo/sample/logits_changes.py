@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo.logging import init_logger, one_line
 from octavo.sample.logits_processor import NamedProcessor
 from octavo.sample.metadata import Penalties, RowChanges
+from octavo.sample.selection import pairs
 
 __all__ = ["change_logits"]
 
@@ -36,16 +37,16 @@ def change_logits(logits: Tensor, changes: Mapping[int, RowChanges]) -> dict[int
         _penalize(logits, [(row, change.penalties) for row, change in group if change.penalties is not None])
         biased = [(row, change) for row, change in group if change.bias_ids.size]
         if biased:
-            pairs = _pairs([row for row, _ in biased], [change.bias_ids for _, change in biased])
+            index = pairs([row for row, _ in biased], [change.bias_ids for _, change in biased])
             bias = torch.from_numpy(np.concatenate([change.bias for _, change in biased]))
-            logits[pairs] = (logits[pairs].double() + bias).float()
+            logits[index] = (logits[index].double() + bias).float()
         for row, change in group:
             # Each as wide as the vocabulary: to gather them would only copy.
             if change.forbidden is not None:
                 logits[row].masked_fill_(torch.from_numpy(change.forbidden), -torch.inf)
         banned = [(row, change.banned_ids) for row, change in group if change.banned_ids.size]
         if banned:
-            logits[_pairs([row for row, _ in banned], [ids for _, ids in banned])] = -torch.inf
+            logits[pairs([row for row, _ in banned], [ids for _, ids in banned])] = -torch.inf
         for row, change in group:
             for processor in change.processors:
                 error = _process(logits[row], processor, change.output_token_ids)
@@ -60,39 +61,31 @@ def _groups(rows: list[_Row]) -> Iterator[list[_Row]]:
     group: list[_Row] = []
     num_pairs = 0
     for row, change in rows:
-        penalized = 0 if change.penalties is None else change.penalties.ids.size
-        largest = max(penalized, change.bias_ids.size, change.banned_ids.size)
-        if group and num_pairs + largest > _MOST_PAIRS:
+        if group and num_pairs + change.num_entries > _MOST_PAIRS:
             yield group
             group, num_pairs = [], 0
         group.append((row, change))
-        num_pairs += largest
+        num_pairs += change.num_entries
     if group:
         yield group
-
-
-def _pairs(rows: Sequence[int], ids: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
-    """Row and id of every pair, as an index into logits."""
-    lengths = [len(some) for some in ids]
-    return torch.from_numpy(np.repeat(np.array(rows), lengths)), torch.from_numpy(np.concatenate(ids))
 
 
 def _penalize(logits: Tensor, rows: Sequence[tuple[int, Penalties]]) -> None:
     if not rows:
         return
-    pairs = _pairs([row for row, _ in rows], [penalties.ids for _, penalties in rows])
+    index = pairs([row for row, _ in rows], [penalties.ids for _, penalties in rows])
     lengths = [len(penalties.ids) for _, penalties in rows]
 
     def for_pairs(values: list[float]) -> Tensor:
         return torch.from_numpy(np.repeat(np.array(values), lengths))
 
     counts = torch.from_numpy(np.concatenate([penalties.counts for _, penalties in rows]))
-    values = logits[pairs].double()
+    values = logits[index].double()
     repetition = for_pairs([penalties.repetition for _, penalties in rows])
     values = torch.where(values > 0.0, values / repetition, values * repetition)
     values -= for_pairs([penalties.frequency for _, penalties in rows]) * counts
     values -= for_pairs([penalties.presence for _, penalties in rows]) * (counts > 0)
-    logits[pairs] = values.float()
+    logits[index] = values.float()
 
 
 def _process(row: Tensor, processor: NamedProcessor, output_token_ids: NDArray[np.int32]) -> str | None:

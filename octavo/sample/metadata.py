@@ -53,6 +53,18 @@ class RowChanges:
     processors: Sequence[NamedProcessor] = ()
     output_token_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """All tokens that penalties, bias and bans concern; some may stand there twice."""
+        penalized = _none() if self.penalties is None else self.penalties.ids
+        return np.concatenate([penalized, self.bias_ids, self.banned_ids])
+
+    @property
+    def num_entries(self) -> int:
+        """How many those are."""
+        penalized = 0 if self.penalties is None else self.penalties.ids.size
+        return penalized + self.bias_ids.size + self.banned_ids.size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingMetadata:

@@ -7,7 +7,6 @@ does not depend on the rows around it. What a batch, and a row, does not use cos
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from octavo.sample.logits_changes import change_logits
 from octavo.sample.logprobs import named_logprobs, top_logprobs
 from octavo.sample.metadata import SamplingMetadata
 from octavo.sample.philox import uniforms
+from octavo.sample.raw_logits import RawLogits
 from octavo.sample.selection import CHUNK_LOGITS, pieces
 from octavo.types import PositionLogprobs
 
@@ -67,16 +67,14 @@ class Sampler:
             logits: [rows, vocab_size] float32; the same afterwards as before.
             metadata: what the rows ask.
         """
-        changed = torch.tensor(list(metadata.changes), dtype=torch.int64)
         errors: dict[int, str] = {}
-        if changed.numel():
-            raw = logits.index_select(0, changed)
-            # Where they are changed, NaN logits could hide behind a token that is banned.
-            broken = changed[torch.isnan(raw.amax(dim=-1))].tolist()
-            errors = change_logits(logits, metadata.changes) | dict.fromkeys(broken, _NAN)
+        raw: RawLogits | None = None
+        if metadata.changes:
+            raw = RawLogits(logits, metadata.changes)
+            errors = change_logits(logits, metadata.changes) | dict.fromkeys(raw.broken_rows(), _NAN)
         output = _sample(logits, metadata, errors)
-        if changed.numel():
-            logits.index_copy_(0, changed, raw)
+        if raw is not None:
+            raw.restore(logits)
         _add_logprobs(logits, metadata, output)
         output.token_ids[list(output.errors)] = -1
         return output

@@ -1,11 +1,15 @@
-"""What the draw and the logprobs share: pieces of bounded size, distances from the best, exact selection with ties."""
+"""What the parts of the sampler share: pieces of bounded size, (row, token) pairs, distances from the best, exact
+selection with ties.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["CHUNK_LOGITS", "below_best", "largest", "pieces"]
+__all__ = ["CHUNK_LOGITS", "below_best", "largest", "pairs", "pieces"]
 
 # Rows are worked on in chunks of about so many logits: bounds the double-precision workspace (8 MiB an array).
 CHUNK_LOGITS = 1 << 20
@@ -15,6 +19,12 @@ def pieces(num_rows: int, vocab_size: int) -> Iterator[slice]:
     """Cuts rows into pieces of a bounded number of logits."""
     size = max(1, CHUNK_LOGITS // vocab_size)
     return (slice(start, start + size) for start in range(0, num_rows, size))
+
+
+def pairs(rows: Sequence[int], ids: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
+    """Row and id of every pair, as an index into logits; ``ids[i]`` belong to ``rows[i]``."""
+    lengths = [len(some) for some in ids]
+    return torch.from_numpy(np.repeat(np.array(rows), lengths)), torch.from_numpy(np.concatenate(ids))
 
 
 def below_best(logits: Tensor, best: Tensor) -> Tensor:

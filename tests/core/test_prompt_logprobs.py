@@ -49,14 +49,16 @@ def test_a_request_that_asks_writes_the_prefix_cache_and_does_not_read_it() -> N
     assert scheduler.stats().prefix_cache_hits_total == 8
 
 
-def test_a_prompt_of_one_token_has_none_and_may_be_resumed_from_the_cache() -> None:
+def test_a_prompt_of_one_token_has_none() -> None:
     scheduler = make_scheduler()
     scheduler.add_request(make_request("a", [7], prompt_logprobs=1))
-    assert not scheduler.requests["a"].owes_prompt_logprobs
+    output, outputs = step(scheduler, {"a": [1]})
+    assert output.scheduled_new_reqs[0].sampling_params.prompt_logprobs is None  # nothing to compute
+    assert outputs["a"].new_prompt_logprobs is None
 
 
-def resumed(scheduler: Scheduler) -> None:
-    """Preempts "a" and drops its step in flight, if there is one."""
+def preempt(scheduler: Scheduler) -> None:
+    """Takes "a" out of the batch, as if another had needed its blocks."""
     request = scheduler.requests["a"]
     scheduler.running.remove(request)
     scheduler._preempt(request)
@@ -66,7 +68,7 @@ def test_after_a_preemption_in_the_middle_of_the_prompt_only_the_rest_is_deliver
     scheduler = make_scheduler(max_num_batched_tokens=4)
     scheduler.add_request(make_request("a", range(10), prompt_logprobs=1))
     step(scheduler, a=PromptLogprobs(1, entries(1, 5)))
-    resumed(scheduler)
+    preempt(scheduler)
     output, again = step(scheduler, a=PromptLogprobs(1, entries(1, 5)))
     # Nothing from the cache, where its first block is: what is missing must be computed from the beginning.
     assert output.scheduled_new_reqs[0].num_computed_tokens == 0
@@ -80,7 +82,7 @@ def test_after_a_preemption_behind_the_prompt_none_are_computed_and_the_cache_is
     scheduler = make_scheduler()
     scheduler.add_request(make_request("a", range(10), prompt_logprobs=1, max_tokens=9))
     step(scheduler, {"a": [1]}, a=PromptLogprobs(1, entries(1, 10)))
-    resumed(scheduler)
+    preempt(scheduler)
     output, _ = step(scheduler, {"a": [1]})
     assert output.scheduled_new_reqs[0].num_computed_tokens == 8
     assert output.scheduled_new_reqs[0].sampling_params.prompt_logprobs is None
@@ -91,7 +93,7 @@ def test_results_in_flight_of_a_preempted_request_deliver_nothing() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=4)
     scheduler.add_request(make_request("a", range(10), prompt_logprobs=1))
     flying = scheduler.schedule()
-    resumed(scheduler)
+    preempt(scheduler)
     result = result_of(flying, {}, prompt_logprobs={"a": PromptLogprobs(1, entries(1, 5))})
     assert scheduler.update_from_output(flying, result)[0].outputs == []
     _, outputs = step(scheduler, a=PromptLogprobs(1, entries(1, 5)))

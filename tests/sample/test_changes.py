@@ -143,10 +143,11 @@ def test_more_pairs_than_are_changed_at_once_are_changed_all() -> None:
     assert set(Sampler()(logits, metadata).token_ids.tolist()) == {vocab_size - 1}
 
 
-def test_the_logits_are_the_same_afterwards() -> None:
-    logits, params, tokens = random_batch(100, 8, 3)
+@pytest.mark.parametrize("vocab_size", [24, 1500])
+def test_the_logits_are_the_same_afterwards(vocab_size: int) -> None:
+    logits, params, tokens = random_batch(vocab_size, 8, 3)
     before = logits.clone()
-    Sampler()(logits, metadata_of(params, tokens, 100))
+    Sampler()(logits, metadata_of(params, tokens, vocab_size))
     assert torch.equal(logits, before)
 
 

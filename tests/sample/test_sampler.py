@@ -301,10 +301,15 @@ def test_a_row_without_a_distribution_fails_alone(broken: list[float], temperatu
 
 
 @pytest.mark.parametrize("num_logprobs", [-1, 1])
-def test_nan_behind_a_banned_token_is_an_error_all_the_same(num_logprobs: int) -> None:
-    output = sample([[NAN, 1.0], [0.0, 1.0]], [Row(banned=(0,), num_logprobs=num_logprobs)] * 2)
+@pytest.mark.parametrize("vocab_size", [2, 100])
+def test_nan_behind_a_banned_token_is_an_error_all_the_same(num_logprobs: int, vocab_size: int) -> None:
+    logits = random_logits(2, vocab_size)
+    logits[0, 1] = NAN
+    output = sample(logits, [Row(banned=(1,), num_logprobs=num_logprobs)] * 2)
     assert list(output.errors) == [0]
-    assert output.token_ids.tolist() == [-1, 1]
+    assert "NaN" in output.errors[0]
+    logits[1, 1] = -INF
+    assert output.token_ids.tolist() == [-1, int(logits[1].argmax())]
 
 
 def test_banning_every_token_that_is_possible_fails_the_row() -> None:
