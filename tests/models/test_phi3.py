@@ -131,6 +131,23 @@ def test_longrope_in_its_old_spellings(
     assert_same(paged_model(changed_config(path, **old)).chunked(tokens, 17), expected)
 
 
+@pytest.mark.parametrize(("window", "expected"), [(1023, 1023), (1024, None), (262144, None), (None, None)])
+def test_a_window_as_long_as_the_longest_sequence_is_none(
+    make_model: Any, window: int | None, expected: int | None
+) -> None:
+    path = make_model(**BASE, sliding_window=window)
+    assert read_model_facts(path).hf_config["sliding_window"] == expected
+    assert read_model_facts(to_gguf(path)).hf_config["sliding_window"] == expected
+
+
+def test_longrope_that_does_not_say_its_old_context_means_4096(make_model: Any) -> None:
+    path = changed_config(make_model(**BASE, **longrope(16, 64)), original_max_position_embeddings=None)
+    config = json.loads((path / "config.json").read_text())
+    del config["rope_parameters"]["original_max_position_embeddings"]
+    scaling = read_model_facts(changed_config(path, **config)).hf_config["rope_scaling"]
+    assert scaling["original_max_position_embeddings"] == 4096
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_gguf_file_gives_the_logits_of_its_source(make_model: Any, check_family: Any, variant: str) -> None:
     path = make_model(**BASE, **VARIANTS[variant])

@@ -25,11 +25,10 @@ def _prepare(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(fields: Fields, found: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "attention_bias": False,
-        "mlp_bias": False,
-        "sliding_window": fields.integer("sliding_window", 1, _MAX, default=None),
-    }
+    window = fields.integer("sliding_window", 1, _MAX, default=None)
+    if window is not None and window >= found["max_position_embeddings"]:
+        window = None  # it never ends: full attention, whose KV is easier to share
+    return {"attention_bias": False, "mlp_bias": False, "sliding_window": window}
 
 
 def _gguf_config(fields: Fields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
