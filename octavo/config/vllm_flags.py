@@ -28,7 +28,8 @@ _TABLE: list[tuple[str, str]] = [
         "cp-kv-cache-interleave-size=1 dcp-kv-cache-interleave-size=1 dcp-comm-backend -n/nnodes=1 "
         "-r/node-rank=0 master-addr master-port headless? -asc/api-server-count=1 distributed-timeout-seconds "
         "cpu-distributed-timeout-seconds disable-custom-all-reduce?=true|false "
-        "disable-nccl-for-dp-synchronization?=true|false ray-workers-use-nsight? max-parallel-loading-workers "
+        "disable-nccl-for-dp-synchronization?=true|false ray-workers-use-nsight? "
+        "max-parallel-loading-workers worker-use-ray? engine-use-ray? "
         "enable-elastic-ep? enable-fault-tolerance? fault-tolerance-config device-ids "
         "aggregate-engine-logging?=true|false fail-on-environ-validation?",
     ),
@@ -64,7 +65,7 @@ _TABLE: list[tuple[str, str]] = [
     ),
     (
         "octavo has no speculative decoding yet; leave it out: the text is the same without",
-        "speculative-config spec-method spec-model spec-tokens speculative-model speculative-model-quantization "
+        "-sc/speculative-config spec-method spec-model spec-tokens speculative-model speculative-model-quantization "
         "num-speculative-tokens speculative-draft-tensor-parallel-size speculative-disable-mqa-scorer? "
         "speculative-max-model-len speculative-disable-by-batch-size ngram-prompt-lookup-max ngram-prompt-lookup-min "
         "spec-decoding-acceptance-method typical-acceptance-sampler-posterior-threshold "
@@ -115,8 +116,8 @@ _TABLE: list[tuple[str, str]] = [
     ),
     (
         "kernels are chosen once, at load, and the log says which",
-        "attention-backend=auto attention-config={} additional-config={} override-attention-dtype linear-backend=auto "
-        "kernel-config={} enable-flashinfer-autotune? gdn-prefill-backend kda-prefill-backend ir-op-priority "
+        "attention-backend=auto -ac/attention-config={} additional-config={} override-attention-dtype "
+        "linear-backend=auto kernel-config={} enable-flashinfer-autotune? gdn-prefill-backend kda-prefill-backend ir-op-priority "
         "disable-cascade-attn?=true|false use-fp64-gumbel? mamba-backend mamba-block-size mamba-cache-dtype=auto "
         "mamba-cache-mode mamba-ssm-cache-dtype=auto mamba-ssu-algorithm mamba-cache-philox-rounds "
         "enable-mamba-cache-stochastic-rounding? use-replayssm? replayssm-buffer-len",
