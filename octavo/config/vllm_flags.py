@@ -117,7 +117,8 @@ _TABLE: list[tuple[str, str]] = [
     (
         "kernels are chosen once, at load, and the log says which",
         "attention-backend=auto -ac/attention-config={} additional-config={} override-attention-dtype "
-        "linear-backend=auto kernel-config={} enable-flashinfer-autotune? gdn-prefill-backend kda-prefill-backend ir-op-priority "
+        "linear-backend=auto kernel-config={} enable-flashinfer-autotune? gdn-prefill-backend kda-prefill-backend "
+        "ir-op-priority "
         "disable-cascade-attn?=true|false use-fp64-gumbel? mamba-backend mamba-block-size mamba-cache-dtype=auto "
         "mamba-cache-mode mamba-ssm-cache-dtype=auto mamba-ssu-algorithm mamba-cache-philox-rounds "
         "enable-mamba-cache-stochastic-rounding? use-replayssm? replayssm-buffer-len",
