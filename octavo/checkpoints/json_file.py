@@ -1,5 +1,6 @@
 """JSON files of a checkpoint, and typed look-ups in them: every fault names the file and the field."""
 
+import math
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,6 +60,8 @@ def _check_plain(value: Any, path: Path, depth: int) -> None:
             _check_plain(item, path, depth + 1)
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise CheckpointError(f"a whole number beyond 64 bits: {shown(value)}", file=str(path))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise CheckpointError(f"a number that JSON does not have: {value}", file=str(path))
 
 
 def overridden(config: dict[str, Any], overrides: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -71,8 +74,8 @@ def overridden(config: dict[str, Any], overrides: dict[str, Any], file: Path) ->
     if not overrides:
         return config
     try:
+        _check_plain(overrides, Path("--hf-overrides"), 0)
         plain = msgspec.json.decode(msgspec.json.encode(overrides), type=dict[str, Any])
-        _check_plain(plain, Path("--hf-overrides"), 0)
     except (msgspec.MsgspecError, CheckpointError, TypeError, RecursionError) as error:
         raise ConfigError(f"--hf-overrides must be plain JSON: {shown(str(error), 160)}") from error
     unknown = [name for name in plain if name not in config]

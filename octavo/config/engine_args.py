@@ -73,7 +73,8 @@ class _Option:
             value = float(value)
         right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
         if kind is list:
-            right = right and bool(value) and all(isinstance(entry, str) and entry for entry in value)
+            may_be_empty = self.item.default_factory is not dataclasses.MISSING
+            right = right and all(isinstance(entry, str) and entry for entry in value) and bool(value or may_be_empty)
         if kind is str:
             right = right and value != ""
         if not right:

@@ -236,6 +236,12 @@ def test_overrides_and_short_names_on_the_command_line() -> None:
     assert stated == expected | {"logits_processors": ["a:B", "c:D"]}
 
 
+def test_an_empty_list_is_taken_where_nothing_is_a_value() -> None:
+    assert resolve(logits_processors=[]).model.logits_processors == resolve().model.logits_processors == []
+    with pytest.raises(ConfigError, match="--logits-processors must be a name or a list of names, got"):
+        resolve(logits_processors=[int])
+
+
 def test_the_tokenizer_is_the_models_own_where_none_is_stated() -> None:
     assert resolve().model.tokenizer_path == "/models/m"
     config = resolve_config(EngineArgs(model="m", tokenizer="t"), FACTS, PLATFORM, tokenizer_path="/tokenizers/t")

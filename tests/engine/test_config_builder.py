@@ -87,6 +87,9 @@ def test_overrides_are_checked_as_the_config_is(folder: Path) -> None:
         build(folder, hf_overrides={"x": object()})
     with pytest.raises(ConfigError, match=r"--hf-overrides must be plain JSON: .*beyond 64 bits"):
         build(folder, hf_overrides={"x": 2**70})
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="a number that JSON does not have"):
+            build(folder, hf_overrides={"rope_scaling": {"factor": value}})
 
 
 def test_a_tokenizer_of_its_own(folder: Path, tmp_path: Path) -> None:
