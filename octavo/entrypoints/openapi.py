@@ -24,6 +24,7 @@ from octavo.entrypoints.openai.responses import (
     ModelList,
     Tokenized,
 )
+from octavo.types import MAX_CHOICES
 
 __all__ = ["describe"]
 
@@ -61,6 +62,66 @@ _READS: dict[str, type] = {
     "/v1/models/{name}": ModelCard,
     "/health": Health,
     "/version": Version,
+}
+_IDS = {"items": {"type": "integer", "minimum": 0}}
+_INT64 = {"minimum": -(2**63), "maximum": 2**63 - 1}
+_TEXT = {"type": "string", "minLength": 1}
+# What SamplingParams and the engine check, said to clients: field → bounds on each type that it may have.
+_BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
+    "n": {"integer": {"minimum": 1, "maximum": MAX_CHOICES}},
+    "presence_penalty": {"number": {"minimum": -2, "maximum": 2}},
+    "frequency_penalty": {"number": {"minimum": -2, "maximum": 2}},
+    "repetition_penalty": {"number": {"exclusiveMinimum": 0, "maximum": 1000}},
+    "temperature": {"number": {"minimum": 0, "maximum": 2}},
+    "top_p": {"number": {"exclusiveMinimum": 0, "maximum": 1}},
+    "top_k": {"integer": {"minimum": -1}},
+    "min_p": {"number": {"minimum": 0, "maximum": 1}},
+    "seed": {"integer": _INT64},
+    "logit_bias": {"object": {"additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}},
+    "allowed_token_ids": {"array": {"minItems": 1, **_IDS}},
+    "bad_words": {"array": {"maxItems": 128, "items": _TEXT | {"maxLength": 1024}}},
+    "stop": {"array": {"maxItems": 4, "items": _TEXT}, "string": {"minLength": 1}},
+    "stop_token_ids": {"array": _IDS},
+    "logprob_token_ids": {"array": _IDS},
+    "max_tokens": {"integer": {"minimum": 0}},
+    "max_completion_tokens": {"integer": {"minimum": 1}},
+    "min_tokens": {"integer": {"minimum": 0}},
+    "logprobs": {"integer": {"minimum": -1}},
+    "top_logprobs": {"integer": {"minimum": -1}},
+    "prompt_logprobs": {"integer": {"minimum": -1}},
+    "truncate_prompt_tokens": {"integer": {"minimum": -1}},
+    "best_of": {"integer": {"minimum": 1}},
+    "priority": {"integer": _INT64},
+    "cache_salt": {"string": {"pattern": "^[A-Za-z0-9._:-]{1,128}$"}},
+    "request_id": {"string": {"pattern": "^[!-~]{1,128}$"}},
+    "tokens": {"array": {"minItems": 1, **_IDS}},
+    "messages": {"array": {"minItems": 1, "items": {"$ref": _REF.format(name="Message")}}},
+}
+_MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": _TEXT,
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"$ref": _REF.format(name="TextPart")}},
+            ]
+        },
+    },
+}
+_TEXT_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_PROMPT = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "minItems": 1, "items": _TEXT},
+        {"type": "array", "minItems": 1, **_IDS},
+        {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, **_IDS}},
+    ]
 }
 _ERRORS = {
     400: "The request is wrong; error.param names the field.",
@@ -112,6 +173,17 @@ def _schemas() -> dict[str, Any]:
     """Of all bodies, by name."""
     requests = [(body, "validation") for bodies, _, _ in _BODIES.values() for body in bodies]
     _, of_requests = models_json_schema(requests, ref_template=_REF.replace("{name}", "{model}"))  # type: ignore[arg-type]
+    for schema in of_requests["$defs"].values():
+        for name, field in schema["properties"].items():
+            _bound(field, _BOUNDS.get(name, {}))
+    completion = of_requests["$defs"][CompletionRequest.__name__]
+    completion["properties"]["prompt"], completion["required"] = _PROMPT, ["prompt"]
     answers = [*(answer for _, answer, _ in _BODIES.values()), *_READS.values(), ErrorBody]
     _, of_answers = msgspec.json.schema_components(answers, ref_template=_REF)
-    return {**of_requests["$defs"], **of_answers}
+    return {**of_requests["$defs"], **of_answers, "Message": _MESSAGE, "TextPart": _TEXT_PART}
+
+
+def _bound(field: dict[str, Any], bounds: dict[str, dict[str, Any]]) -> None:
+    """Adds the bounds to a field's schema, each to its type."""
+    for branch in field.get("anyOf", [field]):
+        branch.update(bounds.get(branch.get("type", ""), {}))
