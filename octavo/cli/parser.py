@@ -62,7 +62,7 @@ class _Help(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         assert isinstance(parser, Parser)
-        text = parser.format_help() if values is None else _about(parser, values)
+        text = parser.format_help() if values in (None, "all") else _about(parser, values)
         if text is None:
             parser.error(f"nothing in the help speaks of {values!r}; --help=listgroup lists the groups of options")
         parser._print_message(text, sys.stdout)

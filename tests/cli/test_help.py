@@ -71,3 +71,4 @@ def test_every_flag_has_a_text_and_the_whole_help_has_every_flag(octavo: Octavo)
     for flag in ("--generation-config", "--override-generation-config", "--max-logprobs", "--config", "-q "):
         assert flag in out
     assert "--trust-remote-code" not in out
+    assert octavo("serve", "--help=all").out == out
