@@ -85,6 +85,13 @@ def texts() -> list[str]:
     return random_texts(10_000)
 
 
+@pytest.fixture(scope="session")
+def every_code_point() -> list[str]:
+    """In strings of 256: the whole first plane, of the others, mostly empty, each 61st."""
+    points = [*range(0xD800), *range(0xE000, 0x10000), *range(0x10000, 0x110000, 61)]
+    return ["".join(map(chr, points[start : start + 256])) for start in range(0, len(points), 256)]
+
+
 def _added(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     backend.add_tokens([AddedToken(token, normalized=False) for token in ADDED])

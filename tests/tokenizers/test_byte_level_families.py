@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from octavo.errors import UnsupportedError
-from octavo.tokenizers import IncrementalDetokenizer, load_tokenizer
+from octavo.tokenizers import IncrementalDetokenizer, Tokenizer, load_tokenizer
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -168,6 +168,11 @@ def forms(
     return make
 
 
+def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    return "".join([*(detokenizer.push(token_id) for token_id in ids), detokenizer.finish()])
+
+
 def _compare(forms: Forms, pre: str, texts: list[str]) -> None:
     library, path = forms(pre)
     tokenizer = load_tokenizer(path)
@@ -194,9 +199,14 @@ def test_each_string_comes_back_whole_and_piece_by_piece(forms: Forms, texts: li
     tokenizer = load_tokenizer(path)
     for text in texts:
         ids = tokenizer.encode(text)
-        detokenizer = IncrementalDetokenizer(tokenizer)
-        pieces = [*(detokenizer.push(token_id) for token_id in ids), detokenizer.finish()]
-        assert "".join(pieces) == library.decode(ids) == text
+        assert streamed(tokenizer, ids) == library.decode(ids) == text
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "smollm"])
+def test_every_code_point_comes_back(forms: Forms, every_code_point: list[str], pre: str) -> None:
+    tokenizer = load_tokenizer(forms(pre)[1])
+    for text in every_code_point:
+        assert streamed(tokenizer, tokenizer.encode(text)) == text
 
 
 # Kinds that cut alike.

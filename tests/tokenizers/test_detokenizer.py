@@ -123,6 +123,27 @@ def test_emoji_of_many_characters_come_out_whole_beside_special_tokens(make_pair
     assert REPLACEMENT in "".join(streamed(pair.tokenizer, ids, False))
 
 
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_tokenizers_that_set_nothing_apart_give_the_same_text_without_spaces_between_special_tokens(
+    make_pair: Callable[[str], Any], data: st.DataObject
+) -> None:
+    for name in ("byte-level", "byte-fallback", "byte-fallback, one space stripped", "unigram"):
+        tokenizer = make_pair(name).tokenizer
+        special = st.sampled_from(sorted(tokenizer.special_token_ids))
+        ids = data.draw(st.lists(st.one_of(special, st.integers(0, tokenizer.vocab_size)), max_size=20))
+        joined = IncrementalDetokenizer(tokenizer, False, spaces_between_special_tokens=False)
+        assert "".join([*map(joined.push, ids), joined.finish()]) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_control_one_that_sets_tokens_apart_joins_special_ones(make_pair: Callable[[str], Any]) -> None:
+    tokenizer = make_pair("none").tokenizer
+    ids = [make_pair("none").library.token_to_id(token) for token in ("a", "<|begin|>", "<|end|>", "<|end|>", "a")]
+    joined = IncrementalDetokenizer(tokenizer, False, spaces_between_special_tokens=False)
+    assert "".join([*map(joined.push, ids), joined.finish()]) == "a <|begin|><|end|><|end|> a"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "a <|begin|> <|end|> <|end|> a"
+
+
 @pytest.mark.parametrize("token", ["<0x80>", "<0x41>", "a"])
 def test_a_token_costs_the_same_however_long_the_text_is(make_pair: Callable[[str], Any], token: str) -> None:
     """With a cost that grows with the text this would take minutes."""

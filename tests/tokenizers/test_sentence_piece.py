@@ -173,6 +173,13 @@ def test_they_have_sentencepieces_ids_and_nothing_is_lost(family: Family, texts:
         assert streamed(made.from_gguf, ids) == text
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma", "unigram with bytes"])
+def test_every_code_point_comes_back(family: Family, every_code_point: list[str], name: str) -> None:
+    tokenizer = family(name).from_gguf
+    for text in every_code_point:
+        assert streamed(tokenizer, tokenizer.encode(text)) == text.replace("▁", " ")
+
+
 def test_text_that_sentencepiece_has_normalized_has_its_ids(family: Family, texts: list[str]) -> None:
     """Of text that it has not, we replace the same characters as the library: one by one, not in longer runs."""
     made = family("t5")
