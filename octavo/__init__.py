@@ -1,6 +1,6 @@
 """octavo: an LLM inference and serving engine built on pages. Names are imported when first used."""
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # typing's, without its import: the command line begins here, and a Ctrl-C may come any moment
 
 __version__ = "0.1.0"
 
@@ -18,10 +18,11 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'octavo' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(home), name)
+    found: object = getattr(import_module(home), name)
+    return found

@@ -1,11 +1,13 @@
 """The command line: one file a sub-command. Importing it is quick; a command's own imports come when it runs."""
 
-from collections.abc import Sequence
+TYPE_CHECKING = False  # typing's: nothing is imported before there is somebody to take a Ctrl-C
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["main"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: "Sequence[str] | None" = None) -> int:
     """Runs a command; returns the exit code: 0; 1 configuration, model or port; 2 usage; 3 the engine died; 130
     interrupted."""
     try:
