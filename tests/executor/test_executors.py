@@ -9,7 +9,7 @@ import pytest
 from octavo.config import OctavoConfig
 from octavo.errors import ConfigError, UnsupportedError
 from octavo.executor import EXECUTORS, RoundTripExecutor, UniProcExecutor, make_executor
-from octavo.types import CachedRequestData, ModelRunnerOutput, PositionLogprobs, SchedulerOutput
+from octavo.types import CachedRequestData, ModelRunnerOutput, PositionLogprobs, PromptLogprobs, SchedulerOutput
 from tests.worker.toy import (
     MAX_MODEL_LEN,
     POISON,
@@ -33,7 +33,12 @@ class FakeWorker:
         self.gate = threading.Event()
         self.gate.set()
         self.error: BaseException | None = None
-        self.output: Any = ModelRunnerOutput(["a"], [[1]], [[PositionLogprobs([1, 1], [-0.5, -0.5], 1)]])
+        self.output: Any = ModelRunnerOutput(
+            ["a"],
+            [[1]],
+            [[PositionLogprobs([1, 3], [-0.5, -2.5], 1, [4])]],
+            prompt_logprobs={"a": PromptLogprobs(1, [PositionLogprobs([2], [-float("inf")], 9)])},
+        )
         self.received: list[SchedulerOutput] = []
 
     def __getattr__(self, name: str) -> Any:
