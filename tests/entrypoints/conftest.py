@@ -6,9 +6,11 @@ import functools
 import itertools
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -31,6 +33,7 @@ from octavo.types import (
     RequestOutputKind,
     SchedulerStats,
 )
+from tests.entrypoints.live import LiveServer, greedy
 
 VOCAB_SIZE = 300
 MAX_MODEL_LEN = 64
@@ -410,3 +413,32 @@ def error_of(response: httpx.Response, code: int, param: str | None = None) -> d
 @pytest.fixture
 def error() -> Callable[..., dict[str, Any]]:
     return error_of
+
+
+# the real engine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def live(tiny_llama_dir: Path) -> Iterator[LiveServer]:
+    server = LiveServer(tiny_llama_dir)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def client(live: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=live.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def golden(client: openai.OpenAI) -> str:
+    return greedy(client)
+
+
+@pytest.fixture
+def live_canary(live: LiveServer, client: openai.OpenAI, golden: str) -> Iterator[None]:
+    """After each test the server is well, says the same, and nothing is left running."""
+    yield
+    assert greedy(client) == golden
+    live.check_idle()

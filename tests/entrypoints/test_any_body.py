@@ -12,7 +12,11 @@ FIELDS = [
     *("model", "prompt", "messages", "n", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids"),
     *("ignore_eos", "max_tokens", "max_completion_tokens", "min_tokens", "stream", "stream_options", "cache_salt"),
     *("priority", "request_id", "logprobs", "top_logprobs", "chat_template_kwargs", "response_format", "logit_bias"),
-    *("min_p", "tools", "echo", "best_of", "unknown"),
+    *("min_p", "tools", "echo", "best_of", "unknown", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("allowed_token_ids", "bad_words", "include_stop_str_in_output", "prompt_logprobs", "logprob_token_ids"),
+    *("detokenize", "skip_special_tokens", "truncate_prompt_tokens", "vllm_xargs", "return_token_ids", "suffix"),
+    *("return_tokens_as_token_ids", "add_generation_prompt", "continue_final_message", "chat_template", "documents"),
+    *("add_special_tokens", "return_token_strs", "tokens"),
 ]
 numbers = st.one_of(
     st.sampled_from([-1, 0, 1, 2, 4, 0.5, -0.0, 2**31, 2**63, -(2**63), 2**64, 10**30, 1e308, 1e-320]),
@@ -44,6 +48,9 @@ bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=5)
     [
         ("/v1/completions", {"prompt": "hi", "max_tokens": 2}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+        ("/tokenize", {"prompt": "hi"}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/detokenize", {"tokens": [5]}),
     ],
 )
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

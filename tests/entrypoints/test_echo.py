@@ -96,9 +96,17 @@ def test_offsets_are_places_in_the_text_that_is_shown(server: Any, skip: bool, t
     assert choice["logprobs"]["text_offset"] == offsets
 
 
-def test_a_character_of_several_tokens_takes_one_place(server: Any) -> None:
-    choice = server.complete(prompt="é!", echo=True, logprobs=0, max_tokens=0).json()["choices"][0]
-    assert choice["logprobs"]["text_offset"] == [0, 0, 1]
+@pytest.mark.parametrize(
+    ("prompt", "text", "offsets"),
+    [("é!", "é!", [0, 0, 1]), ([198, 100, 101], "\ufffdab", [0, 1, 2])],
+    ids=["two bytes are one character", "a byte is none"],
+)
+def test_a_character_takes_one_place_however_many_tokens_it_has(
+    server: Any, prompt: Any, text: str, offsets: list[int]
+) -> None:
+    choice = server.complete(prompt=prompt, echo=True, logprobs=0, max_tokens=0).json()["choices"][0]
+    assert choice["text"] == text
+    assert choice["logprobs"]["text_offset"] == offsets
 
 
 # other things of the prompt ------------------------------------------------------------------------------------------

@@ -32,13 +32,15 @@ class TokenOffsets:
         self._stream = IncrementalDetokenizer(
             tokenizer, params.skip_special_tokens, params.spaces_between_special_tokens
         )
+        self._tokenizer = tokenizer
         self._end = begin
 
     def push(self, token_id: int) -> int:
         """Characters before the next token."""
         begin = self._end
         self._end += len(self._stream.push(token_id))
-        return begin
+        # With a token comes what was held back before it: bytes that have not become a character after all.
+        return max(begin, self._end - len(self._tokenizer.decode_token(token_id)))
 
 
 class LogprobForms:
