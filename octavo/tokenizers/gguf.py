@@ -43,6 +43,7 @@ _FILL_IN_MIDDLE = (
     ("fim_suf_token_id", "suffix_token_id"),
     ("fim_mid_token_id", "middle_token_id"),
 )
+_PHI3_AS_THEY_ARE = ("<unk>", "<s>", "<|endoftext|>")
 _TOKEN_TYPES = tuple(map(int, TokenType))
 _MAX_CHARSMAP_BYTES = 1 << 24  # thirty times the largest in use
 
@@ -147,6 +148,8 @@ def build_from_gguf(metadata: dict[str, Any], file: str) -> Tokenizer:
     backend, add_bos, add_eos = _BUILDERS[kind](read, named_tokens)
     # SentencePiece's space sign is not found in text as it is: merging makes the tokens that have it.
     special_tokens = _add_tokens(backend, read, named_tokens, unless_with=None if kind == "gpt2" else SPACE)
+    if kind == "llama" and metadata.get("general.architecture") == "phi3":
+        _take_white_space(backend)
     _set_post_processor(backend, read, named_tokens, add_bos, add_eos)
     chat_template = metadata.get("tokenizer.chat_template")
     if chat_template is not None and not isinstance(chat_template, str):
@@ -238,6 +241,14 @@ def _add_tokens(
     found_whole = (token for token in user_defined if unless_with is None or unless_with not in token)
     backend.add_tokens([AddedToken(token, normalized=False) for token in found_whole])
     return frozenset(special)
+
+
+def _take_white_space(backend: tokenizers.Tokenizer) -> None:
+    """Phi-3's own tokens, in all forms but GGUF, say that they take in the white space after them."""
+    for token in backend.get_added_tokens_decoder().values():
+        if token.content not in _PHI3_AS_THEY_ARE:
+            own = AddedToken(token.content, special=token.special, normalized=False, rstrip=True)
+            (backend.add_special_tokens if token.special else backend.add_tokens)([own])
 
 
 def _set_post_processor(

@@ -219,8 +219,10 @@ def byte_level_json() -> str:
 
 def _write_gguf(path: Path, metadata: dict[str, Any]) -> Path:
     """A file without tensors, by the format's own package."""
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), metadata.get("general.architecture", "llama"))
     for key, value in metadata.items():
+        if key == "general.architecture":
+            continue
         if isinstance(value, bool):
             writer.add_bool(key, value)
         elif isinstance(value, str):

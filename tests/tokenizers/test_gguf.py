@@ -151,6 +151,24 @@ def test_user_defined_tokens_are_found_whole_and_are_not_special(
     assert tokenizer.chat_template == "{{ messages[0]['content'] }}"
 
 
+def test_phi3s_tokens_take_in_the_white_space_after_them(load_gguf: Load, llama_metadata: dict[str, Any]) -> None:
+    """As its tokenizer.json says; GGUF cannot."""
+    size = len(llama_metadata["tokenizer.ggml.tokens"])
+    added = {"tokens": ["<|user|>", "<|endoftext|>", "<|end|>"], "token_type": [3, 3, 4], "scores": [-1e3] * 3}
+    metadata = {
+        key: value + added.get(key.rpartition(".")[2], []) if isinstance(value, list) else value
+        for key, value in llama_metadata.items()
+    }
+    text = "<|user|>\n the dog<|end|>\n<|endoftext|>\n"
+    plain = load_gguf(metadata).encode(text, add_special_tokens=False)
+    taken = load_gguf(metadata | {"general.architecture": "phi3"}).encode(text, add_special_tokens=False)
+    newline = plain[-1]
+    assert [size, size + 2, size + 1, newline] == [index for index in taken if index >= size or index == newline]
+    assert plain.count(newline) == 3
+    dog = load_gguf(metadata).encode("the dog", add_special_tokens=False)
+    assert taken[1 : 1 + len(dog)] == dog
+
+
 def words_metadata(text: str, kind: str | None) -> dict[str, Any]:
     """A vocabulary in which every part of ``text`` is a token, so that its words, however cut, are tokens."""
     ((spelt, _),) = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)

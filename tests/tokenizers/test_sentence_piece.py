@@ -199,6 +199,19 @@ def test_the_names_of_bytes_in_a_text_are_no_bytes(family: Family, name: str) ->
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_only_the_names_that_a_template_wrote_are_special_tokens(family: Family, name: str) -> None:
+    tokenizer = family(name).from_gguf
+    text = "<s>the dog</s>  naïve 12 </s>"
+    spans = tokenizer.find_special(text)
+    assert len(spans) == 3
+    assert tokenizer.encode_rendered(text, spans) == tokenizer.encode_rendered(text)
+    ids = tokenizer.encode_rendered(text, spans[:1])
+    assert [token_id for token_id in ids if token_id in (1, 2)] == [1]
+    if name != "t5":
+        assert tokenizer.decode(ids, skip_special_tokens=False).replace("<s> ", "<s>") == text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_file_gives_the_ids_of_the_gguf_form(family: Family, texts: list[str], name: str) -> None:
     made = family(name)
     for text in texts[:2000]:
