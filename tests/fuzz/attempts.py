@@ -18,6 +18,7 @@ from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OCTAVO_LOG_LEVEL": "ERROR"}
 
+_PROMPTS = ["the quick fox", "é🙂中\x00 \n"]
 _MEMORY_BYTES = 2 << 30
 _CPU_SECONDS = 10.0
 _LONGEST_MESSAGE = 1000
@@ -44,7 +45,7 @@ def main(folder: Path, seeds: range) -> None:
             shutil.copytree(folder / subject["name"], work / subject["name"])
         for seed in seeds[:_ATTEMPTS_A_PROCESS]:
             draw = random.Random(seed)
-            subject = draw.choice(subjects)
+            (subject,) = draw.choices(subjects, [subject["weight"] for subject in subjects])
             file = draw.choice(subject["files"])
             whole = (folder / subject["name"] / file).read_bytes()
             kind, damaged = mutate(whole, file, draw)
@@ -72,11 +73,11 @@ def attempt(model: Path, compare: bool = False) -> tuple[str, str]:
         llm = LLM(str(model), max_num_seqs=1, max_num_batched_tokens=64, kv_cache_memory_bytes=1 << 20, seed=0)
         try:
             one = SamplingParams(max_tokens=1, temperature=0.0)
-            (output,) = llm.generate("the quick fox", one, use_tqdm=False)
-            (choice,) = output.outputs
-            # Weights may have become NaN: then it is the request that fails.
-            assert len(choice.token_ids) == 1 or choice.finish_reason == "error"
-            assert isinstance(choice.text, str)
+            for output in llm.generate(_PROMPTS, one, use_tqdm=False):
+                (choice,) = output.outputs
+                # Weights may have become NaN: then it is the request that fails.
+                assert len(choice.token_ids) == 1 or choice.finish_reason == "error"
+                assert isinstance(choice.text, str)
             with contextlib.suppress(RequestError):  # a template may fail, or there is none
                 llm.chat([{"role": "user", "content": "hi"}], one, use_tqdm=False)
         finally:

@@ -54,6 +54,7 @@ GGUF_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def write_family(folder: Path, config_class: str, vocab_size: int) -> None:
     """config.json and weights."""
+    transformers.utils.logging.disable_progress_bar()
     config = getattr(transformers, config_class)(vocab_size=vocab_size, **(_SIZES | FAMILIES[config_class]))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -35,11 +35,13 @@ class Subject:
         name: of its folder.
         model: what octavo is given, below the folder; "" is the folder itself.
         files: names of the files that may be damaged.
+        weight: how often it is chosen.
     """
 
     name: str
     model: str
     files: tuple[str, ...]
+    weight: int = 1
 
 
 def write_subjects(folder: Path) -> list[Subject]:
@@ -47,10 +49,10 @@ def write_subjects(folder: Path) -> list[Subject]:
     small = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     shards = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json")
     subjects = [
-        Subject("single", "", ("model.safetensors", *small)),
-        Subject("sharded", "", (*shards, "config.json", "special_tokens_map.json", "tokenizer.json")),
-        Subject("bpe", "model.gguf", ("model.gguf",)),
-        Subject("spm", "model.gguf", ("model.gguf",)),
+        Subject("single", "", ("model.safetensors", *small), weight=6),
+        Subject("sharded", "", (*shards, "config.json", "special_tokens_map.json", "tokenizer.json"), weight=6),
+        Subject("bpe", "model.gguf", ("model.gguf",), weight=6),
+        Subject("spm", "model.gguf", ("model.gguf",), weight=6),
     ]
     for subject in subjects:
         (folder / subject.name).mkdir(parents=True)

@@ -36,8 +36,8 @@ def test_damaged_checkpoints_are_refused_in_one_line_or_load(tmp_path: Path) -> 
     assert report.failures == []
     assert report.total() == MUTATIONS_IN_THE_SUITE
     # Neither was all the damage harmless nor all of it fatal.
-    assert report.total("refused") > MUTATIONS_IN_THE_SUITE // 5
-    assert report.total("loaded") > MUTATIONS_IN_THE_SUITE // 5
+    assert report.total("refused") > MUTATIONS_IN_THE_SUITE // 10
+    assert report.total("loaded") > MUTATIONS_IN_THE_SUITE // 10
     assert {mutation for _, mutation, _ in report.counts} == set(MUTATIONS)
 
 
