@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jinja2
 
 from octavo.errors import CheckpointError, ConfigError, RequestError
+from octavo.renderers.bounds import TemplateLimitError
 from octavo.renderers.hidden_names import HiddenNames, SpecialNames
 from octavo.renderers.messages import check_text, plain_messages, plain_settings
-from octavo.renderers.sandbox import TemplateLimitError, TemplateRefusalError, TemplateSandbox, run_bounded
+from octavo.renderers.sandbox import TemplateRefusalError, TemplateSandbox, run_bounded
 from octavo.renderers.template_cache import TemplateCache
 from octavo.tokenizers import Tokenizer
 

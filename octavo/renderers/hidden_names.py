@@ -7,8 +7,8 @@ names come back, and what the template itself wrote is known by its places.
 from typing import Any
 
 from octavo.errors import RequestError
+from octavo.renderers.bounds import MAX_CHARS
 from octavo.renderers.messages import plain_messages, plain_settings
-from octavo.renderers.sandbox import MAX_CHARS
 from octavo.tokenizers import Tokenizer
 
 __all__ = ["HiddenNames", "SpecialNames"]

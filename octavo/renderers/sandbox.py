@@ -1,13 +1,13 @@
 """The Jinja environment of chat templates: immutable, without access to Python, bounded in time and size.
 
-Every way in which a template makes a string longer (operators, concatenation, captured blocks, filters, calls) passes a
-size check. Time is bounded by running a template in a thread of its own, which is interrupted when it is late.
+Every way in which a template makes something larger (operators, slices, concatenation, captured blocks, filters, calls)
+passes a size check, and nothing is made while a template is compiled. Time is bounded by running a template in a thread
+of its own, which is interrupted when it is late.
 """
 
 import ctypes
 import functools
 import json
-import re
 import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -16,24 +16,32 @@ from typing import Any, TypeVar
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, LoopControlExtension
-from jinja2.filters import do_format
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-__all__ = ["MAX_CHARS", "TemplateLimitError", "TemplateRefusalError", "TemplateSandbox", "run_bounded"]
+from octavo.renderers.bounds import (
+    MAX_CHARS,
+    TemplateLimitError,
+    check_arguments,
+    check_printable,
+    check_text_method,
+    counted,
+    is_small,
+)
+
+__all__ = ["TemplateRefusalError", "TemplateSandbox", "run_bounded"]
 
 _T = TypeVar("_T")
 
-MAX_CHARS = 1 << 22  # of any string that a template makes; also its longest list
-MAX_NUMBER = 1_000_000  # largest whole number that a call or a filter may be given (widths, counts)
 MAX_SECONDS = 5.0
-# A width of 100,000 and more, or one taken from an argument.
-_WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(?:\d{6,}|\*)")
-_WIDE_BRACES = re.compile(r"\{[^{}]*:[^{}]*\d{6,}")
-
-
-class TemplateLimitError(Exception):
-    """The template asked for more time or memory than it may have."""
+# Filters that hand items on as they are; all others may print what they are given.
+_STRUCTURAL = {
+    *("attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length", "list"),
+    *("map", "max", "min", "random", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "sort"),
+    "unique",
+}
+# Those whose result can be the product of two sizes, by the name of the text method that does the same.
+_MULTIPLYING = {"format": "%", "indent": "indent", "replace": "replace", "wordwrap": "wordwrap"}
 
 
 class TemplateRefusalError(Exception):
@@ -50,26 +58,51 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _CheckedConcat(CodeGenerator):
-    """Compiles ``a ~ b`` to a call that checks the size."""
+class _Checked(CodeGenerator):
+    """Compiles ``a ~ b`` and ``a[b:c]`` to calls that check the size, and works out nothing beforehand."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 (the base class's name)
-        self.write("environment.concat(map(str, (")
+        self.write("environment.concat(map(environment.text_of, (")
         for part in node.nodes:
             self.visit(part, frame)
             self.write(", ")
         self.write(")))")
 
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
+            return
+        self.write("environment.counted(")
+        super().visit_Getitem(node, frame)
+        self.write(")")
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
+def _printable(value: Any) -> Any:
+    check_printable(value)
+    return value
+
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """With the globals and settings that Hugging Face chat templates are written for."""
 
-    code_generator_class = _CheckedConcat
+    code_generator_class = _Checked
     intercepted_binops = frozenset({"+", "*", "**", "%"})
+    counted = staticmethod(counted)
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationTag])
-        self.filters = {name: _checked(function) for name, function in self.filters.items()}
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            finalize=_printable,
+            extensions=[LoopControlExtension, _GenerationTag],
+        )
+        self.filters = {name: _checked(name, function) for name, function in self.filters.items()}
         self.filters["tojson"] = _tojson
         self.filters["join"] = _join
         self.globals.pop("lipsum", None)
@@ -85,10 +118,15 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             if size > MAX_CHARS:
                 raise TemplateLimitError(f"the chat template makes a text of more than {MAX_CHARS} characters")
             pieces.append(piece)
-        return "".join(pieces)
+        return str(counted("".join(pieces)))
+
+    @staticmethod
+    def text_of(value: Any) -> str:
+        """A value, printed."""
+        return str(_printable(value))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and not (_is_small(left, 1 << 64) and _is_small(right, 64)):
+        if operator == "**" and not (is_small(left, 1 << 64) and is_small(right, 64)):
             raise TemplateLimitError("the chat template computes a power that is too large")
         if operator == "*":
             for sized, count in ((left, right), (right, left)):
@@ -96,19 +134,28 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                     raise TemplateLimitError(f"the chat template repeats something beyond {MAX_CHARS} items")
             if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > 4096:
                 raise TemplateLimitError("the chat template computes a number that is too large")
-        if operator == "%" and isinstance(left, str) and _WIDE_PERCENT.search(left):
-            raise TemplateLimitError("the chat template formats to a width that is too large")
-        return _sized(super().call_binop(context, operator, left, right))
+        if operator == "%" and isinstance(left, str):
+            check_text_method("%", left, (right,), {})
+        return counted(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_arguments(args, kwargs)
-        return _sized(super().call(context, function, *args, **kwargs))
+        check_arguments(args, kwargs)
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, str):
+            check_text_method(function.__name__, owner, args, kwargs)
+        return counted(super().call(context, function, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        owner = getattr(value, "__self__", None)
-        if isinstance(owner, str) and _WIDE_BRACES.search(owner):
-            raise TemplateLimitError("the chat template formats to a width that is too large")
-        return super().wrap_str_format(value)
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+        text, name = value.__self__, value.__name__
+
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            check_text_method(name, text, args, kwargs)
+            return wrapped(*args, **kwargs)
+
+        return formatted
 
 
 def run_bounded(render: Callable[[], _T], seconds: float = MAX_SECONDS) -> _T:
@@ -137,48 +184,44 @@ def run_bounded(render: Callable[[], _T], seconds: float = MAX_SECONDS) -> _T:
     return results[0]
 
 
-def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The filter with bounded arguments and a bounded result. ``wraps`` keeps Jinja's marks on it."""
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        _check_arguments(args, kwargs)
-        if function is do_format and isinstance(args[0], str) and _WIDE_PERCENT.search(args[0]):
-            raise TemplateLimitError("the chat template formats to a width that is too large")
-        return _sized(function(*args, **kwargs))
+        check_arguments(args, kwargs)
+        if name == "sum" and not all(is_small(start, MAX_CHARS) for start in (*args[3:], *_only(kwargs, "start"))):
+            raise TemplateLimitError("the chat template adds up more than numbers")
+        # Of what Jinja passes beside them, the environment among others, nothing is printed.
+        data = [argument for argument in args if isinstance(argument, str | int | float | list | tuple | dict)]
+        if name in _MULTIPLYING and data:
+            check_text_method(_MULTIPLYING[name], str(_printable(data[0])), tuple(data[1:]), kwargs)
+        elif name not in _STRUCTURAL:
+            check_printable(data)
+        return counted(function(*args, **kwargs))
 
     return checked
 
 
-def _check_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for argument in (*args, *kwargs.values()):
-        if isinstance(argument, int) and not _is_small(argument, MAX_NUMBER):
-            raise TemplateLimitError(f"the chat template asks for {str(argument)[:20]} of something")
-
-
-def _is_small(number: Any, bound: int) -> bool:
-    return isinstance(number, int | float) and -bound <= number <= bound
-
-
-def _sized(value: Any) -> Any:
-    if isinstance(value, str | list | tuple | dict) and len(value) > MAX_CHARS:
-        raise TemplateLimitError(f"the chat template makes something of more than {MAX_CHARS} characters or items")
-    return value
+def _only(kwargs: dict[str, Any], name: str) -> list[Any]:
+    return [kwargs[name]] if name in kwargs else []
 
 
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """As Hugging Face defines it: no HTML escaping, non-ASCII text as it is."""
-    if indent is not None and not _is_small(indent, 100):
+    if indent is not None and not is_small(indent, 100):
         raise TemplateLimitError("the chat template indents by more than 100")
+    check_printable(value)
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return str(_sized(text))
+    return str(counted(text))
 
 
 def _join(value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
     """Jinja's ``join``, without automatic escaping and with its size known beforehand."""
     entries = [item[attribute] for item in value] if attribute is not None else list(value)
+    check_printable(entries)
     texts = [str(entry) for entry in entries]
     if sum(map(len, texts)) + len(d) * len(texts) > MAX_CHARS:
         raise TemplateLimitError(f"the chat template makes a text of more than {MAX_CHARS} characters")

@@ -6,7 +6,8 @@ from collections import OrderedDict
 import jinja2
 
 from octavo.errors import RequestError
-from octavo.renderers.sandbox import TemplateLimitError, TemplateSandbox, run_bounded
+from octavo.renderers.bounds import TemplateLimitError
+from octavo.renderers.sandbox import TemplateSandbox, run_bounded
 
 __all__ = ["TemplateCache"]
 

@@ -298,6 +298,33 @@ BOMBS = [
     "{{ '{:1000000000}'.format(1) }}",
     "{{ messages | tojson(indent=10**9) }}",
     "{% for i in range(10**9) %}{% endfor %}",
+    *(
+        "{% set s = 'a' * 4000000 %}" + bomb
+        for bomb in (
+            "{{ s | replace('a', s) }}",
+            "{{ s.replace('a', s) }}",
+            "{{ s.join(['a'] * 1000) }}",
+            "{{ ('%s' * 1000) % ((s,) * 1000) }}",
+            "{{ ('%(a)s' * 100000) % {'a': s} }}",
+            "{{ ('%(a)s' * 100000) | format(a=s) }}",
+            "{{ ('{0}' * 100000).format(s) }}",
+            "{{ [s] * 1000 }}",
+            "{{ ([s] * 1000) | string }}",
+            "{{ ([s] * 1000) ~ '' }}",
+            "{{ ([s] * 1000) | tojson }}",
+            "{{ [[s] * 1000] | join }}",
+            "{{ ([[1] * 4000000] * 1000) | map('list') | sum(start=[]) }}",
+            "{{ ('\t' * 1000000).expandtabs(1000000) }}",
+            "{{ ('a\n' * 1000000) | indent(1000000) }}",
+            "{{ s | wordwrap(1, wrapstring=s) }}",
+            "{{ s.translate({97: s}) }}",
+            "{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = n.l + [s ~ i] %}{% endfor %}",
+            "{% set n = namespace(l=()) %}{% for i in range(9999) %}{% set n.l = (s[1:], n.l) %}{% endfor %}",
+            "{% set n = namespace(l=()) %}{% for i in range(9999) %}{% set n.l = (s.split('b'), n.l) %}"
+            "{% set n.l = (s | list, n.l) %}{% endfor %}",
+        )
+    ),
+    "{{ 'a' | center(1000000) }}" * 2000,
 ]
 
 
@@ -332,3 +359,15 @@ def test_an_endless_template_is_stopped(tokenizer: Tokenizer, monkeypatch: pytes
 def test_ordinary_formatting_is_not_taken_for_a_bomb(tokenizer: Tokenizer) -> None:
     template = "{{ '20240101 %s %5d' % ('x', 3) }}{{ '{:>4}'.format(1) }}{{ '123456' ~ 7 }}{{ 2 ** 10 }}{{ 'ab' * 3 }}"
     assert ChatRenderer(tokenizer, template).render(user("a")).text == "20240101 x     3   112345671024ababab"
+
+
+def test_a_long_conversation_is_no_bomb(tokenizer: Tokenizer) -> None:
+    """A template that goes over its messages again and again, as many do to find the last question."""
+    template = (
+        "{% set n = namespace(last='') %}{% for message in messages[::-1] %}{% set n.last = message.content %}"
+        "{% endfor %}{% for message in messages %}{{ message.role ~ ': ' ~ message.content | trim }}"
+        "{% set text = message.content.split('</think>')[-1].lstrip('\\n') %}{{ (messages | length) - loop.index }}"
+        "{% if messages | selectattr('role', 'equalto', 'user') | list | length %}{{ text }}{% endif %}{% endfor %}"
+    )
+    messages = [{"role": role, "content": "words " * 200} for role in ("user", "assistant") * 400]
+    assert ChatRenderer(tokenizer, template).render(messages).text.count("words") == 2 * 200 * 800
