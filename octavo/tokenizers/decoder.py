@@ -2,7 +2,8 @@
 
 A decoder of the Hugging Face library is a chain of steps over the list of all tokens. The chains that language models
 use come down to three parts: steps that change each token by itself (or by whether it is the first), one way of
-joining the tokens, and characters dropped from the beginning of the text. Any other chain is refused by name.
+joining the tokens (and more such steps, once bytes have become text), and characters dropped from the beginning of the
+text. Any other chain is refused by name.
 """
 
 from collections.abc import Callable
@@ -30,23 +31,33 @@ class Join(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DecoderPlan:
-    """A decoder's three parts.
+    """A decoder's parts.
 
     Attributes:
         steps: applied to each token, in order.
         join: how the results are joined.
+        later_steps: with BYTE_FALLBACK, applied to each token that is no byte, and to each run of bytes as one token.
         strips: (character, how many of them at most) dropped from the beginning of the text, in order.
     """
 
     steps: tuple[TokenStep, ...]
     join: Join
-    strips: tuple[tuple[str, int], ...]
+    later_steps: tuple[TokenStep, ...] = ()
+    strips: tuple[tuple[str, int], ...] = ()
 
     def prepare(self, token: str, first: bool) -> str:
-        """The token's part of the text, before joining."""
-        for step in self.steps:
-            token = step(token, first)
-        return token
+        """The token's part of the text, before bytes become text."""
+        return _apply(self.steps, token, first)
+
+    def complete(self, part: str, first: bool) -> str:
+        """What becomes of a part, or of the text of a run of bytes, afterwards."""
+        return _apply(self.later_steps, part, first)
+
+
+def _apply(steps: tuple[TokenStep, ...], token: str, first: bool) -> str:
+    for step in steps:
+        token = step(token, first)
+    return token
 
 
 def plan_decoder(decoder: dict[str, Any] | None) -> DecoderPlan:
@@ -56,8 +67,9 @@ def plan_decoder(decoder: dict[str, Any] | None) -> DecoderPlan:
         UnsupportedError: the decoder cannot be followed token by token; it names the kind.
     """
     if decoder is None:
-        return DecoderPlan((_separate_by_spaces,), Join.TEXT, ())
+        return DecoderPlan((_separate_by_spaces,), Join.TEXT)
     steps: list[TokenStep] = []
+    later_steps: list[TokenStep] = []
     strips: list[tuple[str, int]] = []
     join = Join.TEXT
     fused = False  # from here on the chain sees the whole text as one token
@@ -71,11 +83,11 @@ def plan_decoder(decoder: dict[str, Any] | None) -> DecoderPlan:
             join = Join.BYTE_FALLBACK
         elif kind == "Strip" and fused and link["stop"] == 0:
             strips.append((link["content"], link["start"]))
-        elif kind in _TOKEN_STEPS and not fused and join is Join.TEXT:
-            steps.append(_TOKEN_STEPS[kind](link))
+        elif kind in _TOKEN_STEPS and not fused and join in (Join.TEXT, Join.BYTE_FALLBACK):
+            (steps if join is Join.TEXT else later_steps).append(_TOKEN_STEPS[kind](link))
         else:
             raise _unsupported(kind, decoder)
-    return DecoderPlan(tuple(steps), join, tuple(strips))
+    return DecoderPlan(tuple(steps), join, tuple(later_steps), tuple(strips))
 
 
 def byte_level_bytes(token: str) -> bytes:

@@ -6,7 +6,7 @@ text lacks. A push costs the same however long the text is.
 
 from codecs import utf_8_decode
 
-from octavo.tokenizers.decoder import Join
+from octavo.tokenizers.decoder import DecoderPlan, Join
 from octavo.tokenizers.token_table import TokenPiece
 from octavo.tokenizers.tokenizer import Tokenizer
 
@@ -20,7 +20,7 @@ class _ByteLevelBuffer:
 
     __slots__ = ("_held",)
 
-    def __init__(self) -> None:
+    def __init__(self, plan: DecoderPlan) -> None:
         self._held = b""
 
     def push(self, piece: TokenPiece) -> str:
@@ -41,9 +41,11 @@ class _ByteFallbackBuffer:
     So nothing of a run may be shown before it ends, unless it is already beyond repair.
     """
 
-    __slots__ = ("_broken", "_characters", "_length", "_partial")
+    __slots__ = ("_broken", "_characters", "_complete", "_first", "_length", "_partial")
 
-    def __init__(self) -> None:
+    def __init__(self, plan: DecoderPlan) -> None:
+        self._complete = plan.complete
+        self._first = True  # nothing has stood before this run
         self._reset()
 
     def _reset(self) -> None:
@@ -54,29 +56,38 @@ class _ByteFallbackBuffer:
 
     def push(self, piece: TokenPiece) -> str:
         if piece.text is not None:
-            return self.finish() + piece.text if self._length else piece.text
+            text = self.finish() + piece.text if self._length else piece.text
+            self._first = False
+            return text
         if self._broken:
-            return _REPLACEMENT
+            return self._replacements(1)
         self._length += 1
         self._partial += piece.raw
         try:
             text, used = utf_8_decode(self._partial, "strict", False)
         except UnicodeDecodeError:
             self._broken = True
-            return _REPLACEMENT * self._length
+            return self._replacements(self._length)
         if used:
             self._characters.append(text)
             self._partial = b""
         return ""
 
     def finish(self) -> str:
-        if self._broken:
+        if self._broken or not self._length:
             text = ""
         elif self._partial:
-            text = _REPLACEMENT * self._length
+            text = self._replacements(self._length)
         else:
-            text = "".join(self._characters)
+            text = self._complete("".join(self._characters), self._first)
+            self._first = False
         self._reset()
+        return text
+
+    def _replacements(self, count: int) -> str:
+        """Each counts as a token of its own."""
+        text = self._complete(_REPLACEMENT, self._first) + self._complete(_REPLACEMENT, False) * (count - 1)
+        self._first = False
         return text
 
 
@@ -84,6 +95,9 @@ class _TextBuffer:
     """Holds nothing."""
 
     __slots__ = ()
+
+    def __init__(self, plan: DecoderPlan) -> None:
+        pass
 
     def push(self, piece: TokenPiece) -> str:
         return piece.text or ""
@@ -119,7 +133,7 @@ class IncrementalDetokenizer:
         self._skip_special = skip_special_tokens
         self._join_special = not spaces_between_special_tokens
         self._last_special = False
-        self._buffer = _BUFFERS[self._table.plan.join]()
+        self._buffer = _BUFFERS[self._table.plan.join](self._table.plan)
         self._begun = False
         # What is still to be dropped from the beginning, last strip first.
         self._strips = list(reversed(self._table.plan.strips))

@@ -68,4 +68,5 @@ class TokenTable:
             value = byte_fallback_value(part)
             if value is not None:
                 return TokenPiece(None, bytes([value]), special)
+            part = self.plan.complete(part, first)
         return TokenPiece(part, b"", special)

@@ -148,6 +148,12 @@ _MAKERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
         decoders.Sequence([*_LLAMA, decoders.Strip(" ", 2, 0), decoders.Strip("a", 1, 0)])
     ),
     "byte-fallback, bytes first": lambda: _byte_fallback(decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])),
+    "byte-fallback, then metaspace": lambda: _byte_fallback(
+        decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    ),
+    "byte-fallback, then strip and replace": lambda: _byte_fallback(
+        decoders.Sequence([decoders.ByteFallback(), decoders.Strip("a", 2, 0), decoders.Replace("\ufffd", "?▁")])
+    ),
     "unigram": _unigram,
     "metaspace": lambda: _pieces(decoders.Metaspace()),
     "metaspace, never prepended": lambda: _pieces(decoders.Metaspace("▁", "never", False)),

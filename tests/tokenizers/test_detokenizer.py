@@ -48,9 +48,12 @@ def test_broken_bytes_become_the_same_replacement_characters(
     """Bytes at the borders of UTF-8's rules, as single tokens."""
     borders = [0x00, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF]
     borders += [0xF0, 0xF1, 0xF4, 0xF5, 0xFF]
-    raw = data.draw(st.lists(st.sampled_from(borders), max_size=24))
-    for name, token_of in (("byte-level", _letter), ("byte-fallback", lambda byte: f"<0x{byte:02X}>")):
+    single = st.sampled_from(borders).map(lambda byte: bytes([byte]))
+    raw = b"".join(data.draw(st.lists(st.one_of(single, st.sampled_from(["▁".encode(), b"aa"])), max_size=24)))
+    by_name = "byte-fallback", "byte-fallback, then metaspace", "byte-fallback, then strip and replace"
+    for name in ("byte-level", *by_name):
         pair = make_pair(name)
+        token_of = (lambda byte: f"<0x{byte:02X}>") if name in by_name else _letter
         ids = [pair.library.token_to_id(token_of(byte)) for byte in raw]
         assert "".join(streamed(pair.tokenizer, ids, True)) == pair.library.decode(ids)
 
@@ -163,7 +166,7 @@ def test_a_token_costs_the_same_however_long_the_text_is(make_pair: Callable[[st
         (decoders.Sequence([decoders.Fuse(), decoders.Replace("a", "b")]), "Replace"),
         (decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 0, 1)]), "Strip"),
         (decoders.Strip(" ", 0, 1), "Strip"),
-        (decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]), "Metaspace"),
+        (decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Metaspace()]), "Metaspace"),
     ],
 )
 def test_a_decoder_that_needs_later_tokens_is_refused_by_name(
