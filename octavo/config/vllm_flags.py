@@ -188,7 +188,7 @@ _TABLE: list[tuple[str, str]] = [
         "logprobs-mode=raw_logprobs",
     ),
     (
-        "octavo needs the tokenizer, and reads tokenizer.json or GGUF metadata",
+        "octavo needs the tokenizer, and reads tokenizer.json, tokenizer.model or GGUF metadata",
         "skip-tokenizer-init? tokenizer-mode=auto|hf tokenizer-pool-size=0 tokenizer-pool-type "
         "tokenizer-pool-extra-config renderer-num-workers=1",
     ),
