@@ -63,12 +63,13 @@ def normal_config(config: dict[str, Any], file: Path) -> tuple[Family, dict[str,
     found |= _heads(fields, found["hidden_size"])
     if found["hidden_act"] not in family.activations:
         raise UnsupportedError(
-            f"{file}: hidden_act {shown(found['hidden_act'])} is not supported; supported: {family.activations[0]}"
+            f"{file}: hidden_act {shown(found['hidden_act'])} is not supported; "
+            f"supported: {', '.join(family.activations)}"
         )
     found |= normal_rope(config, file, found, family)
     found |= family.check(fields, found)
     if "layer_types" not in found:
-        _check_layers_are_alike(config, file)
+        _check_layers_are_alike(config, file, found.get("sliding_window"))
     return family, {key: value for key, value in config.items() if key != "rope_parameters"} | found
 
 
@@ -98,10 +99,15 @@ def _check_not_quantized(config: dict[str, Any], file: Path) -> None:
         raise UnsupportedError(f"{file}: {key}: {shown(method)} is not supported yet; {SUPPORTED_WEIGHTS}")
 
 
-def _check_layers_are_alike(config: dict[str, Any], file: Path) -> None:
+def _check_layers_are_alike(config: dict[str, Any], file: Path, sliding_window: int | None) -> None:
+    """For families whose layers are all of one kind, with or without a window."""
     kinds = config.get("layer_types")
-    if isinstance(kinds, list) and any(kind != kinds[0] for kind in kinds):
+    if not isinstance(kinds, list) or not kinds:
+        return
+    if any(kind != kinds[0] for kind in kinds):
         raise UnsupportedError(f"{file}: layer_types: layers of different kinds are not supported yet")
+    if kinds[0] != "full_attention" and sliding_window is None:
+        raise UnsupportedError(f"{file}: layer_types: {shown(kinds[0])} is not supported; supported: full_attention")
 
 
 def stated_dtype(config: dict[str, Any], file: Path) -> str | None:

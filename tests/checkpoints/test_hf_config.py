@@ -120,6 +120,7 @@ def test_fields_that_cannot_be_right_are_named(make_folder: MakeFolder, config: 
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: octavo rotates whole heads"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layers of different kinds"),
+        ({"layer_types": ["sliding_attention"] * 2}, "layer_types: 'sliding_attention' is not supported"),
     ],
 )
 def test_what_octavo_does_not_have_is_refused_by_name(
