@@ -58,7 +58,7 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _Checked(CodeGenerator):
+class _CheckedCode(CodeGenerator):
     """Compiles ``a ~ b`` and ``a[b:c]`` to calls that check the size, and works out nothing beforehand."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 (the base class's name)
@@ -90,7 +90,7 @@ def _printable(value: Any) -> Any:
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """With the globals and settings that Hugging Face chat templates are written for."""
 
-    code_generator_class = _Checked
+    code_generator_class = _CheckedCode
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     counted = staticmethod(counted)
 

@@ -196,13 +196,13 @@ def test_a_wrong_value_names_its_field(server: Any, error: Error, door: str, fie
 
 
 @pytest.mark.parametrize("door", ["complete", "chat"])
-@pytest.mark.parametrize(("field", "value"), [("temperature", 3), ("n", 0), ("stop", "")])
+@pytest.mark.parametrize(("field", "value"), [("temperature", 3), ("n", 0), ("stop", ""), ("guided_regex", "(")])
 def test_a_stream_is_refused_before_it_begins(server: Any, error: Error, door: str, field: str, value: Any) -> None:
     error(getattr(server, door)(stream=True, **{field: value}), 400, field)
 
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 400])
-@pytest.mark.parametrize("field", ["temperature", "top_p"])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"])
 def test_numbers_that_are_not_finite_are_refused(server: Any, error: Error, field: str, literal: str) -> None:
     error(server.post("/v1/completions", f'{{"prompt":"hi","{field}":{literal}}}'.encode()), 400, field)
 
@@ -287,6 +287,47 @@ def test_wrong_completions(server: Any, error: Error, field: str, value: Any) ->
 )
 def test_wrong_chats(server: Any, error: Error, field: str, value: Any) -> None:
     error(server.chat(**{field: value}), 400, field)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,@@"}},
+        {"type": "input_audio", "input_audio": {"data": "x"}},
+        {"type": "text"},
+        {"text": "x"},
+        "x",
+        None,
+    ],
+    ids=lambda part: str(part)[:40],
+)
+@pytest.mark.parametrize("door", ["chat", "tokenize"])
+def test_parts_that_are_no_text_are_refused(server: Any, error: Error, door: str, part: Any) -> None:
+    """A19, for models of text."""
+    message = {"role": "user", "content": [{"type": "text", "text": "look"}, part]}
+    error(getattr(server, door)(messages=[message]), 400, "messages")
+
+
+@pytest.mark.parametrize("door", ["chat", "tokenize"])
+def test_a_hundred_thousand_conversations_at_once_are_refused(
+    make_server: Callable[..., Any], error: Error, door: str
+) -> None:
+    server = make_server(max_body_bytes=1 << 23)
+    error(getattr(server, door)(messages=[[{"role": "user", "content": "x"}]] * 100_000), 400, "messages")
+    assert server.engine.rendered == []
+
+
+@pytest.mark.parametrize(
+    "text", ["e" + "\u0301" * 500_000, "\x00" * 1_000_000, "🙂" * 300_000], ids=["marks", "NUL", "emoji"]
+)
+def test_a_megabyte_of_unusual_text_is_answered_in_short(
+    make_server: Callable[..., Any], error: Error, text: str
+) -> None:
+    server = make_server(max_body_bytes=1 << 25)
+    error(server.complete(prompt=text), 400, "input_tokens")
+    error(server.chat(messages=[{"role": "user", "content": text}]), 400, "input_tokens")
+    assert server.tokenize(prompt=text).json()["count"] == len(text.encode())
 
 
 def test_top_logprobs_beyond_the_limit(server: Any, error: Error) -> None:
