@@ -137,6 +137,16 @@ def test_an_echo_and_prompt_logprobs_have_as_many_each_as_was_asked(server: Any)
     assert len(choice["logprobs"]["top_logprobs"][1]) == 3
 
 
+def test_the_logprobs_of_many_prompts_are_bounded_together(make_server: Any, error: Any) -> None:
+    server = make_server(max_body_bytes=1 << 22)
+    prompts = [[5] * 60] * 1024
+    fields = {"prompt": prompts, "max_tokens": 1, "n": 4, "temperature": 1, "logprobs": 20}
+    message = error(server.complete(**fields, echo=True), 400, "logprobs")["message"]
+    assert str(60 * 1024 * 4 * 21) in message
+    assert server.engine.started == []
+    assert server.complete(**fields | {"prompt": prompts[:8]}, echo=True).status_code == 200
+
+
 def test_token_ids_are_returned_where_asked_for(server: Any, events: Events) -> None:
     choice = server.complete(return_token_ids=True).json()["choices"][0]
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([107, 108], [100, 101, 102, 103])
@@ -192,5 +202,6 @@ def test_a_gap_that_cannot_be(make_server: Any, error: Any) -> None:
     server = make_server(with_gap_tokens=True)
     error(server.complete(prompt=[5, 6], suffix="c"), 400, "suffix")
     error(server.complete(suffix="c", echo=True), 400, "echo")
+    error(server.complete(suffix="c", add_special_tokens=False), 400, "add_special_tokens")
     error(server.complete(suffix="c" * 100), 400, "input_tokens")
     assert server.complete(suffix="", echo=True).json()["choices"][0]["text"] == "hiabcd"

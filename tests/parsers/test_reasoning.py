@@ -74,3 +74,23 @@ def test_the_format_is_detected_from_the_chat_template() -> None:
     assert detect_reasoning_format("{{ '<think>' }}") == THINK
     assert detect_reasoning_format("{{ messages }}") is None
     assert detect_reasoning_format(None) is None
+
+
+@pytest.mark.parametrize(
+    ("continued", "parts", "reasoning", "content"),
+    [
+        ("<think>why", [" not?", "</thi", "nk> Yes."], " not?", "Yes."),
+        ("<think>why</think>Ye", ["s, ", "<think>"], "", "s, <think>"),
+        ("Ye", [" s."], "", " s."),
+        ("<think>", [" why?</think>Yes."], "why?", "Yes."),
+        ("", ["<think>why?</think>Yes."], "why?", "Yes."),
+        ("<think>a</think>b<think>c", ["d"], "d", ""),
+    ],
+)
+def test_a_message_is_gone_on_with_in_the_part_where_it_stopped(
+    continued: str, parts: list[str], reasoning: str, content: str
+) -> None:
+    stream = ReasoningStream(THINK, "user: hi assistant: " + continued, continued)
+    results = [stream.push(part) for part in parts] + [stream.finish()]
+    assert "".join(r.reasoning for r in results) == reasoning
+    assert "".join(r.content for r in results) == content

@@ -55,6 +55,9 @@ class CompletionRequest(GenerationRequest):
             raise RequestError(message, param="best_of")
         if self.suffix and self.echo:
             raise RequestError("echo cannot be combined with suffix", param="echo")
+        if self.suffix and self.add_special_tokens is False:
+            message = "add_special_tokens: false cannot be combined with suffix"
+            raise RequestError(message, param="add_special_tokens")
         max_tokens = self.default_max_tokens(defaults) if self.max_tokens is None else self.max_tokens
         if self.prompt_only:
             max_tokens = 1  # the engine's least; what it generates is not shown

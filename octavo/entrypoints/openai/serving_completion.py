@@ -11,9 +11,12 @@ from octavo.entrypoints.openai.serving_models import OpenAIServingModels
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:
-    from octavo.engine import AsyncLLM
+    from octavo.engine import AsyncLLM, EngineInputs
 
 __all__ = ["OpenAIServingCompletion"]
+
+# Entries of all prompts' logprobs in one answer. The engine has the same bound for each prompt.
+_MOST_PROMPT_LOGPROBS = 1 << 22
 
 
 class OpenAIServingCompletion:
@@ -50,9 +53,25 @@ class OpenAIServingCompletion:
                 default_max_tokens=request.default_max_tokens(defaults),
                 add_special_tokens=request.add_special_tokens is not False,
             )
+            _check_prompt_tables(inputs, self._engine.config.model.vocab_size)
         except RequestError as error:
             raise type(error)(str(error), param=request.field_of(error.param)) from None
         answer = CompletionAnswer(request, request_id, model, inputs, self._engine.tokenizer)
         outputs = merge_outputs(self._engine, inputs)
         content = answer.stream(outputs) if request.stream else await answer.collect(outputs)
         return Answer(content, answer.num_truncated)
+
+
+def _check_prompt_tables(inputs: "list[EngineInputs]", vocab_size: int) -> None:
+    """Refuses logprobs of many prompts that together are more than an answer can hold; each choice has its prompt's."""
+    num_top = inputs[0].params.prompt_logprobs
+    if num_top is None:
+        return
+    width = 1 + (vocab_size if num_top == -1 else num_top)
+    num_entries = sum(len(item.prompt_token_ids) for item in inputs) * inputs[0].params.n * width
+    if num_entries > _MOST_PROMPT_LOGPROBS:
+        message = (
+            f"the prompts' logprobs would be {num_entries} entries in all choices, but at most {_MOST_PROMPT_LOGPROBS} "
+            "are given; send fewer prompts at once, or ask for fewer logprobs"
+        )
+        raise RequestError(message, param="prompt_logprobs")
