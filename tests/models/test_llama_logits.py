@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
+
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 256}
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped queries": {},
@@ -132,6 +134,11 @@ def test_any_checkpoint_in_bfloat16(
         got.log_softmax(-1), expected.log_softmax(-1), log_target=True, reduction="none"
     )
     assert divergence.sum(-1).mean() < 0.02
+
+
+@pytest.mark.parametrize("variant", ["grouped queries", "sliding window", "window of one block"])
+def test_the_engine_continues_as_transformers(make_model: Any, variant: str) -> None:
+    assert_engine_continues_as_transformers(make_model(**VARIANTS[variant], vocab_size=VOCAB_SIZE))
 
 
 def test_a_tied_head_is_stored_once(make_model: Any, paged_model: Any) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from octavo.checkpoints import read_model_facts
@@ -14,9 +15,12 @@ from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_t
 
 WINDOWED = {"use_sliding_window": True, "sliding_window": 23, "max_window_layers": 1, "num_hidden_layers": 3}
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+# As published models ask for it where prompts are longer than those that they were trained with.
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2": {"family": "Qwen2"},
     "qwen2, tied": {"family": "Qwen2", "tie_word_embeddings": True},
+    "qwen2, yarn": {"family": "Qwen2", "head_dim": 12, "rope_parameters": YARN},
     "qwen2, upper layers with a window": {"family": "Qwen2", **WINDOWED},
     "qwen2, every layer with a window": {"family": "Qwen2", **WINDOWED, "max_window_layers": 0},
     "qwen2, alternating": {"family": "Qwen2", **WINDOWED, **ALTERNATING},
@@ -46,6 +50,42 @@ def test_a_gguf_file_gives_the_logits_of_its_source(
 ) -> None:
     folder = make_model(**VARIANTS[family], tie_word_embeddings=tied)
     check_family(folder, gguf=write_gguf(folder, family))
+
+
+def test_a_gguf_file_says_yarn_in_its_metadata(make_model: MakeModel, check_family: Any) -> None:
+    def scaling(writer: gguf.GGUFWriter, config: Any) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(YARN["factor"])
+        writer.add_rope_scaling_orig_ctx_len(YARN["original_max_position_embeddings"])
+
+    folder = make_model(**VARIANTS["qwen2, yarn"])
+    check_family(folder, gguf=write_gguf(folder, "qwen2", extra=scaling))
+    with pytest.raises(AssertionError, match="not close"):
+        check_family(folder, gguf=write_gguf(folder, "qwen2"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("expert_count", 8, "expert_count = 8 is not supported"),
+        ("attn_logit_softcapping", 50.0, "attn_logit_softcapping = 50.0 is not supported"),
+        ("rope.dimension_count", 6, "rope.dimension_count 6 is not the head's length 12"),
+        ("vocab_size", 301, None),
+    ],
+)
+def test_arithmetic_of_other_families_is_refused_by_name(
+    make_model: MakeModel, key: str, value: float, message: str | None
+) -> None:
+    def extra(writer: gguf.GGUFWriter, config: Any) -> None:
+        add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
+        add(f"qwen2.{key}", value)
+
+    path = write_gguf(make_model(**VARIANTS["qwen2"]), "qwen2", extra=extra)
+    if message is None:
+        assert read_model_facts(path).architecture == "Qwen2ForCausalLM"
+    else:
+        with pytest.raises(UnsupportedError, match=f"qwen2.{message}"):
+            read_model_facts(path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
