@@ -44,7 +44,9 @@ def any_params(draw: st.DrawFn) -> SamplingParams:
     named = draw(st.none() | st.lists(token_ids, max_size=4))
     boost = draw(st.sampled_from([None, None, None, 2.5]))
     # Few tokens, so that they are generated, and generated again.
-    allowed = draw(st.none() | st.none() | st.lists(st.integers(14, VOCAB_SIZE - 1), min_size=4, max_size=9))
+    allowed = draw(
+        st.none() | st.none() | st.lists(st.integers(14, VOCAB_SIZE - 1), min_size=4, max_size=9, unique=True)
+    )
     return params(
         seed=draw(st.integers(-(2**63), 2**63 - 1).filter(lambda seed: seed != -1)),  # -1 is None
         temperature=temperature,
@@ -58,7 +60,9 @@ def any_params(draw: st.DrawFn) -> SamplingParams:
         allowed_token_ids=allowed,
         bad_words_token_ids=draw(
             st.lists(
-                st.lists(st.sampled_from((allowed or [20])[:3]), min_size=1 + bool(allowed), max_size=3), max_size=3
+                # The first allowed token ends no bad word: one can always be sampled.
+                st.lists(st.sampled_from((allowed or [20, 20])[1:4]), min_size=1, max_size=3),
+                max_size=3,
             )
         ),
         min_tokens=draw(st.sampled_from([0, 0, 3])),
