@@ -52,13 +52,24 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     if path.is_dir():
         return _load_folder(path)
-    if path.suffix == ".gguf":
+    if _is_gguf(path):
         metadata = read_gguf_metadata(path)
         with _one_error(path):
             tokenizer = build_from_gguf(metadata, str(path))
             _try_out(tokenizer)
         return tokenizer
     raise CheckpointError("no tokenizer here: expected a folder with tokenizer.json or a .gguf file", file=str(path))
+
+
+def _is_gguf(path: Path) -> bool:
+    """By its first bytes where its name does not say it: files in a cache may have no suffix."""
+    if path.suffix == ".gguf":
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -312,9 +312,15 @@ def test_nameless_tokens_have_ids_all_the_same(load_gguf: Load) -> None:
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"missing\.gguf"):
         load_tokenizer(tmp_path / "missing.gguf")
-    (tmp_path / "model.bin").write_bytes(b"GGUF")
+    (tmp_path / "model.bin").write_bytes(b"\x80\x02")
     with pytest.raises(CheckpointError, match=r"model\.bin: no tokenizer here"):
         load_tokenizer(tmp_path / "model.bin")
+
+
+def test_a_file_in_a_cache_may_have_no_suffix(demo: Path, tmp_path: Path) -> None:
+    blob = tmp_path / "b179c9523d0e"
+    blob.symlink_to(demo)
+    assert load_tokenizer(blob).encode("a b c") == load_tokenizer(demo).encode("a b c")
 
 
 def test_loading_the_demo_models_tokenizer_is_quick(demo: Path) -> None:
