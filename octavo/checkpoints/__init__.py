@@ -1,7 +1,7 @@
 """Checkpoints: finding and fetching them, and reading what is in them. Knows nothing of torch or of requests.
 
-Two forms are read: a folder in Hugging Face form (config.json and safetensors) and a GGUF file of the llama
-architecture, which comes out under the Hugging Face names. No code from a checkpoint is ever run.
+Two forms are read: a folder in Hugging Face form (config.json and safetensors) and a GGUF file, which comes out under
+the Hugging Face names. What differs between model families is in families/. No code from a checkpoint is ever run.
 """
 
 from octavo.checkpoints.aliases import ALIASES, DEFAULT_MODEL, Alias

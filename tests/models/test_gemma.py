@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from octavo.checkpoints import read_model_facts
 from octavo.errors import CheckpointError, UnsupportedError
+from tests.models.folders import changed_config
 from tests.models.gguf_files import write_gguf
 from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
 
@@ -67,14 +68,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "3, all full": gemma3(num_hidden_layers=2, layer_types=[FULL] * 2, sliding_window=5),
     "3, pattern of six": gemma3(layer_types=None),
 }
-
-
-def changed_config(folder: Path, **fields: Any) -> Path:
-    """Fields that are Ellipsis are taken away."""
-    file = folder / "config.json"
-    config = json.loads(file.read_text()) | fields
-    file.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
-    return folder
 
 
 def add_gemma(writer: gguf.GGUFWriter, config: Any) -> None:

@@ -1,7 +1,5 @@
 """GPT-NeoX against transformers in float32: partial rotation, both orders of attention and MLP, biases."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from octavo.checkpoints import read_model_facts
 from octavo.errors import CheckpointError
+from tests.models.folders import changed_config
 from tests.models.gguf_files import write_gguf
 from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
 
@@ -48,14 +47,6 @@ def add_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
 
 def assert_same(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
-
-
-def changed_config(path: Path, **fields: Any) -> Path:
-    """Without the fields that become None."""
-    config = path / "config.json"
-    changed = json.loads(config.read_text()) | fields
-    config.write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
-    return path
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -107,7 +98,7 @@ def test_the_old_names_of_the_rotary_settings(
     path = make_model(**BASE, **rotated(0.5, 1234.5))
     tokens = random_tokens(40)
     expected = expected_logits(path, tokens)
-    changed_config(path, rope_parameters=None, rotary_pct=0.5, rotary_emb_base=1234.5)
+    changed_config(path, rope_parameters=..., rotary_pct=0.5, rotary_emb_base=1234.5)
     assert_same(paged_model(path).chunked(tokens, 17), expected)
 
 

@@ -1,8 +1,6 @@
 """Granite 3, and Granite 4 without experts and mamba layers, against transformers in float32."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from octavo.checkpoints import read_model_facts
 from octavo.errors import UnsupportedError
+from tests.models.folders import changed_config
 from tests.models.gguf_files import write_gguf
 from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
 
@@ -74,12 +73,6 @@ def add_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
 
 def assert_same(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
-
-
-def changed_config(path: Path, **fields: Any) -> Path:
-    config = path / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
-    return path
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

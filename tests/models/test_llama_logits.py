@@ -1,6 +1,5 @@
 """Logits of tiny random models against transformers in float32: at once, in chunks, token by token, and in a batch."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.models.folders import changed_config
 from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
 
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 256}
@@ -150,12 +150,6 @@ def test_a_tied_head_is_stored_once(make_model: Any, paged_model: Any) -> None:
 def test_attention_layers_are_named_and_in_order(make_model: Any, paged_model: Any) -> None:
     model = paged_model(make_model(num_hidden_layers=12))
     assert list(model.layers) == [f"model.layers.{index}.self_attn" for index in range(12)]
-
-
-def changed_config(path: Path, **fields: Any) -> Path:
-    config = path / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
-    return path
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """OLMo 2 against transformers in float32, from Hugging Face folders and from GGUF files."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -9,6 +7,7 @@ import pytest
 
 from octavo.checkpoints import read_model_facts
 from octavo.errors import UnsupportedError
+from tests.models.folders import changed_config
 from tests.models.gguf_files import write_gguf
 from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
 
@@ -19,12 +18,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attention bias": {"attention_bias": True},
     "base and epsilon": {"rms_norm_eps": 1e-2, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
 }
-
-
-def changed_config(folder: Path, **fields: Any) -> Path:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-    return folder
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

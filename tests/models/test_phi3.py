@@ -14,6 +14,7 @@ from torch import Tensor
 
 from octavo.checkpoints import read_model_facts
 from octavo.errors import CheckpointError
+from tests.models.folders import changed_config
 from tests.models.gguf_files import write_gguf
 from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
 
@@ -70,12 +71,6 @@ def to_gguf(folder: Path, kinds: tuple[str, ...] = ("long", "short")) -> Path:
 
 def assert_same(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
-
-
-def changed_config(path: Path, **fields: Any) -> Path:
-    config = path / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
-    return path
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

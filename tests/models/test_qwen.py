@@ -10,6 +10,7 @@ import pytest
 
 from octavo.checkpoints import read_model_facts
 from octavo.errors import CheckpointError, UnsupportedError
+from tests.models.folders import changed_config
 from tests.models.gguf_files import write_gguf
 from tests.models.through_engine import VOCAB_SIZE, assert_engine_continues_as_transformers
 
@@ -30,12 +31,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 MakeModel = Callable[..., Path]
 FAMILIES = ["qwen2", "qwen3"]
-
-
-def changed_config(path: Path, **fields: Any) -> Path:
-    config = path / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
-    return path
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
