@@ -78,6 +78,14 @@ def test_overrides_take_the_place_of_the_configs_values(folder: Path, said: pyte
     assert "'rms_norm_eps'" not in said.text
 
 
+def test_overrides_of_a_gguf_file_go_by_hugging_faces_names() -> None:
+    before = build_config(EngineArgs(model="smollm2")).model
+    overrides = {"rope_theta": 5000.0, "eos_token_id": 7}
+    after = build_config(EngineArgs(model="smollm2", hf_overrides=overrides)).model
+    assert (before.hf_config["rope_theta"], after.hf_config["rope_theta"]) == (100000.0, 5000.0)
+    assert after.eos_token_ids == (7,) != before.eos_token_ids
+
+
 def test_overrides_are_checked_as_the_config_is(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="num_attention_heads must be a whole number"):
         build(folder, hf_overrides={"num_attention_heads": -1})
