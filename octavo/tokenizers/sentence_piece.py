@@ -136,7 +136,8 @@ def _set_text_form(backend: tokenizers.Tokenizer, pieces: SentencePieces) -> Non
     if pieces.charsmap:
         steps.append(normalizers.Precompiled(pieces.charsmap))
     if pieces.single_spaces:
-        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        # In this order, each looks at a space once, however long the run is.
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r"\A | \z"), "")]
     if pieces.space_prefix and pieces.prefix_once:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "first", split=False)
     elif pieces.space_prefix:

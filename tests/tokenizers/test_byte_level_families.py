@@ -5,6 +5,7 @@ that way as the models' tokenizer.json has it, and written down in both forms.
 """
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,12 +110,15 @@ OTHERS: dict[str, tuple[Steps, bool]] = {
     ),
     "deepseek-v3": (_split(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3), False),
     "bloom": (_split(r" ?[^(\s|[.,!?…。，、।۔،])]+"), False),
-    "superbpe": (_split(r"\p{N}+", r"(?=(\d{3})+(?!\d))"), False),
     "bailingmoe": (_split(_BAILING), False),
     "seed-coder": (_split(_SEED), False),
     "kimi-k2": (_split(_KIMI), False),
 }
 
+LONG_RUNS = [
+    *(unit * 15_000 for unit in ("a", "A", "aA", ".", "\n", " \n", "\r\n ", "漢", "'s", " .", "/")),
+    *("1" * 60_000, " " * 60_000 + "x", "A" * 60_000 + "1", "\t" * 60_000 + "x"),
+]
 Forms = Callable[[str], tuple[tokenizers.Tokenizer, Path]]
 
 
@@ -200,6 +204,17 @@ def test_each_string_comes_back_whole_and_piece_by_piece(forms: Forms, texts: li
     for text in texts:
         ids = tokenizer.encode(text)
         assert streamed(tokenizer, ids) == library.decode(ids) == text
+
+
+# Of those that cut alike, one.
+@pytest.mark.parametrize("pre", ["llama-bpe", "smollm", "tekken", "qwen2", "gpt-4o", "gpt-2", "deepseek-v3", "kimi-k2"])
+def test_long_runs_take_time_in_proportion(forms: Forms, pre: str) -> None:
+    """With a cost that grows with the square of the length this would take minutes."""
+    tokenizer = load_tokenizer(forms(pre)[1])
+    start = time.process_time()
+    for run in LONG_RUNS:
+        tokenizer.encode(run)
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("pre", ["llama-bpe", "smollm"])

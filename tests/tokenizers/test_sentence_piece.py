@@ -5,6 +5,7 @@ The models are made here, as the families' were: Llama 2 and Phi-3, Gemma, T5's 
 
 import io
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,25 @@ def test_runs_of_spaces_are_the_longest_there_are(family: Family) -> None:
     for count in range(1, 100):
         text = "a" + " " * count + "b\n\n\n" + " " * count
         assert made.from_gguf.encode(text) == made.original.encode(text)
+
+
+@pytest.mark.parametrize("options", [{}, {"model_type": "bpe"}])
+def test_spaces_that_are_not_kept(tmp_path: Path, texts: list[str], options: dict[str, Any]) -> None:
+    """At the ends of the text, not of its lines."""
+    proto = _train(texts[:1500], normalization_rule_name="identity", remove_extra_whitespaces=True, **options)
+    original = sentencepiece.SentencePieceProcessor(model_proto=proto)
+    tokenizer = load_tokenizer(_changed(tmp_path, proto, lambda model: None))
+    for text in ("  a  b \n  c  ", " \n a", "   ", "", "\n", "a\n ", *_plain(texts[:2000])):
+        assert tokenizer.encode(text, add_special_tokens=False) == original.encode(text), text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_long_runs_take_time_in_proportion(family: Family, name: str) -> None:
+    """With a cost that grows with the square of the length this would take minutes."""
+    start = time.process_time()
+    for run in ("x " + " " * 200_000 + "y", "a" * 100_000, "\n" * 100_000, "🫠" * 50_000, "a" + "\u0301" * 100_000):
+        family(name).from_gguf.encode(run)
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("bytes_", [b"\xff", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x99", b"a\xc3\x28b"])
