@@ -123,6 +123,7 @@ _PROMPT = {
         {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, **_IDS}},
     ]
 }
+_STREAM = "With stream: true. The data of each event is a chunk of the answer as JSON, that of the last is [DONE]."
 _ERRORS = {
     400: "The request is wrong; error.param names the field.",
     404: "There is no such model.",
@@ -145,7 +146,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         route["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
         content = _json_content(answer)
         if streams:
-            content["text/event-stream"] = {"schema": {"type": "string"}}
+            content["text/event-stream"] = {"schema": {"description": _STREAM}}
         route["responses"] = {"200": {"description": "The answer.", "content": content}} | _errors(*_ERRORS)
     for path, answer in _READS.items():
         codes = (404, 500, 503) if path.startswith("/v1/models") else (500,)

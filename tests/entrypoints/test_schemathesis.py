@@ -21,7 +21,7 @@ READS = ["/v1/models", "/v1/models/{name}", "/health", "/version", "/metrics"]
 EXAMPLES = settings(
     max_examples=60,
     deadline=None,
-    database=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
@@ -48,6 +48,8 @@ def check(server: Any, case: Any, checks: list[Any]) -> None:
 def test_bodies_that_fit_the_description(server: Any, described: Any, path: str, data: st.DataObject) -> None:
     case = data.draw(described[path]["POST"].as_strategy(generation_mode=GenerationMode.POSITIVE))
     case.body.pop("model", None)  # it would hardly ever guess the name
+    if data.draw(st.booleans()):
+        case.body["stream"] = True
     check(server, case, DESCRIBED)
 
 
