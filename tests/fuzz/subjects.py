@@ -1,5 +1,6 @@
 """Tiny checkpoints that load and generate: what the fuzzer damages. Always the same."""
 
+import io
 import json
 import shutil
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+import sentencepiece
 import tokenizers
 from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -63,7 +65,34 @@ def write_subjects(folder: Path) -> list[Subject]:
     _write_gguf(folder / "bpe" / "model.gguf", weights, _bpe_metadata(backend))
     spm = _spm_metadata()
     _write_gguf(folder / "spm" / "model.gguf", _weights(len(spm["tokens"])), spm)
-    return [*subjects, *_write_families(folder, backend.get_vocab_size())]
+    return [*subjects, *_write_sentence_piece(folder), *_write_families(folder, backend.get_vocab_size())]
+
+
+def _write_sentence_piece(folder: Path) -> list[Subject]:
+    """Folders whose tokenizer is a SentencePiece model alone."""
+    subjects = []
+    for kind in ("bpe", "unigram"):
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([_WORDS] * 20),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=320,
+            hard_vocab_limit=False,
+            byte_fallback=True,
+            num_threads=1,
+            minloglevel=2,
+        )
+        proto = model.getvalue()
+        size = sentencepiece.SentencePieceProcessor(model_proto=proto).get_piece_size()
+        name = f"sentencepiece-{kind}"
+        (folder / name).mkdir()
+        (folder / name / "tokenizer.model").write_bytes(proto)
+        _write_json(folder / name / "tokenizer_config.json", {"add_bos_token": True, "bos_token": "<s>"})
+        _write_json(folder / name / "config.json", _config(size))
+        save_file(_weights(size), folder / name / "model.safetensors")
+        subjects.append(Subject(name, "", ("tokenizer.model", "tokenizer.model", "tokenizer_config.json"), weight=3))
+    return subjects
 
 
 def _write_families(folder: Path, vocab_size: int) -> list[Subject]:
@@ -118,10 +147,33 @@ def _weights(vocab_size: int) -> dict[str, npt.NDArray[np.float32]]:
 def _write_folder(
     folder: Path, backend: tokenizers.Tokenizer, weights: dict[str, npt.NDArray[np.float32]], shards: bool
 ) -> None:
-    config: dict[str, Any] = {
+    _write_json(folder / "config.json", _config(backend.get_vocab_size()))
+    _write_json(folder / "generation_config.json", {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "eos_token_id": 2})
+    backend.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>", "lstrip": False}}
+    if not shards:
+        added = {"0": {"content": "<|endoftext|>", "special": True}}
+        settings = {"added_tokens_decoder": added, "add_bos_token": True, "model_max_length": 256}
+        _write_json(folder / "tokenizer_config.json", names | settings)
+        (folder / "chat_template.jinja").write_text(_TEMPLATE)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        return
+    _write_json(folder / "special_tokens_map.json", names)
+    _write_json(folder / "tokenizer_config.json", {"chat_template": _TEMPLATE})
+    halves = [name for name in weights if "layers.0" in name], [name for name in weights if "layers.0" not in name]
+    weight_map = {}
+    for index, half in enumerate(halves, 1):
+        file = f"model-{index:05d}-of-00002.safetensors"
+        save_file({name: weights[name] for name in half}, folder / file)
+        weight_map |= dict.fromkeys(half, file)
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": 1}, "weight_map": weight_map})
+
+
+def _config(vocab_size: int) -> dict[str, Any]:
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": backend.get_vocab_size(),
+        "vocab_size": vocab_size,
         "hidden_size": _HIDDEN,
         "intermediate_size": _INTERMEDIATE,
         "num_hidden_layers": _LAYERS,
@@ -143,26 +195,6 @@ def _write_folder(
         "eos_token_id": [2],
         "dtype": "float32",
     }
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "eos_token_id": 2})
-    backend.save(str(folder / "tokenizer.json"))
-    names = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>", "lstrip": False}}
-    if not shards:
-        added = {"0": {"content": "<|endoftext|>", "special": True}}
-        settings = {"added_tokens_decoder": added, "add_bos_token": True, "model_max_length": 256}
-        _write_json(folder / "tokenizer_config.json", names | settings)
-        (folder / "chat_template.jinja").write_text(_TEMPLATE)
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
-        return
-    _write_json(folder / "special_tokens_map.json", names)
-    _write_json(folder / "tokenizer_config.json", {"chat_template": _TEMPLATE})
-    halves = [name for name in weights if "layers.0" in name], [name for name in weights if "layers.0" not in name]
-    weight_map = {}
-    for index, half in enumerate(halves, 1):
-        file = f"model-{index:05d}-of-00002.safetensors"
-        save_file({name: weights[name] for name in half}, folder / file)
-        weight_map |= dict.fromkeys(half, file)
-    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": 1}, "weight_map": weight_map})
 
 
 def _write_json(path: Path, value: Any) -> None:
