@@ -6,9 +6,10 @@ PORT ?= 8000
 MUTATIONS ?= 100000
 WORKERS ?= 2
 BIN := $(VENV)/bin
+NATIVE := CMakeLists.txt $(wildcard csrc/cpu/*)
 INSTALL := $(BIN)/python tools/install.py
 
-.PHONY: serve test check fuzz format clean
+.PHONY: serve test check fuzz sanitize format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,16 +17,17 @@ help:
 	@echo "make test    install what the tests need, run the checks and the tests"
 	@echo "make check   linters, types, import law"
 	@echo "make fuzz    load a hundred thousand damaged checkpoints"
+	@echo "make sanitize  the native kernels' tests with every access checked"
 	@echo "make format  format the code"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.octavo: $(BIN)/python pyproject.toml tools/install.py
+$(VENV)/.octavo: $(BIN)/python pyproject.toml tools/install.py $(NATIVE)
 	$(INSTALL) -e .
 	@touch $@
 
-$(VENV)/.octavo-dev: $(BIN)/python pyproject.toml tools/install.py
+$(VENV)/.octavo-dev: $(BIN)/python pyproject.toml tools/install.py $(NATIVE)
 	$(INSTALL) -e ".[dev]"
 	@touch $(VENV)/.octavo $@
 
@@ -44,9 +46,12 @@ check: $(VENV)/.octavo-dev
 fuzz: $(VENV)/.octavo-dev
 	$(BIN)/python -m tests.fuzz.campaign --mutations $(MUTATIONS) --workers $(WORKERS)
 
+sanitize: $(VENV)/.octavo-dev
+	$(BIN)/python tools/sanitize.py
+
 format: $(VENV)/.octavo-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from octavo.errors import ConfigError
 
-__all__ = ["cache_dir", "enable_multiprocessing", "hub_offline", "log_level", "omp_num_threads"]
+__all__ = ["cache_dir", "cpu_isa", "enable_multiprocessing", "hub_offline", "log_level", "omp_num_threads"]
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -17,6 +17,12 @@ def cache_dir() -> Path:
         return Path(stated)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "octavo"
+
+
+def cpu_isa() -> str | None:
+    """``OCTAVO_CPU_ISA``: the instruction set whose kernels are used instead of the best one that the machine has
+    (``generic``, ``avx2``, ``avx512``, ``avx512_bf16``), or ``torch``: no native kernels."""
+    return os.environ.get("OCTAVO_CPU_ISA") or None
 
 
 def enable_multiprocessing(default: bool) -> bool:

@@ -9,13 +9,19 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from octavo.kernels import AttentionMetadata, kernel_set, paged_attention, reshape_and_cache
+from octavo.kernels import AttentionMetadata, chosen_provider, paged_attention, reshape_and_cache
 from octavo.registry import Registry
 from octavo.types import KVCacheSpec
 
-__all__ = ["BACKENDS", "AttentionBackend", "TorchAttentionBackend", "attention_backend"]
+__all__ = ["BACKENDS", "AttentionBackend", "NativeAttentionBackend", "TorchAttentionBackend", "attention_backend"]
 
-BACKENDS = Registry("attention backend", {"torch": "octavo.attention.backend:TorchAttentionBackend"})
+BACKENDS = Registry(
+    "attention backend",
+    {
+        "torch": "octavo.attention.backend:TorchAttentionBackend",
+        "native": "octavo.attention.backend:NativeAttentionBackend",
+    },
+)
 
 
 class AttentionBackend(Protocol):
@@ -71,6 +77,12 @@ class TorchAttentionBackend:
         return paged_attention(query, kv_cache, metadata, scale, sliding_window, softcap, sinks)
 
 
+class NativeAttentionBackend(TorchAttentionBackend):
+    """The same bytes for a block, in the order of the native kernels (drawn at KVCache in csrc/cpu/kernels.hpp)."""
+
+    layout = "kv,head,tile,channel"
+
+
 def attention_backend() -> AttentionBackend:
     """A new backend for the chosen kernels."""
-    return cast(AttentionBackend, BACKENDS.get(kernel_set())())
+    return cast(AttentionBackend, BACKENDS.get(chosen_provider())())

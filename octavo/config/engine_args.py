@@ -208,4 +208,10 @@ class EngineArgs:
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
         """The stated options among the parsed arguments."""
-        return cls(**{name: getattr(args, name) for name in (*_options(), *absent_flags()) if hasattr(args, name)})
+        return cls(**cls.stated_options(args))
+
+    @staticmethod
+    def stated_options(args: argparse.Namespace) -> dict[str, Any]:
+        """The same as keywords of ``LLM`` and ``AsyncLLM``."""
+        found = {name: getattr(args, name, None) for name in (*_options(), *absent_flags())}
+        return {name: value for name, value in found.items() if value is not None}

@@ -12,7 +12,8 @@ from octavo.kernels.normalization import (
     layer_norm,
     rms_norm,
 )
-from octavo.kernels.op import OPS, PROVIDERS, Op, describe, kernel_set, op, select
+from octavo.kernels.op import OPS, PROVIDERS, Op, Provider, chosen_provider, describe, kernel_set, op, select
+from octavo.kernels.packed_weight import PackedWeight, Weight, pack_weight
 from octavo.kernels.paged_attention import paged_attention, reshape_and_cache
 from octavo.kernels.rotary import rotary_embedding
 
@@ -22,8 +23,12 @@ __all__ = [
     "AttentionMetadata",
     "GeluForm",
     "Op",
+    "PackedWeight",
+    "Provider",
     "RowGroup",
+    "Weight",
     "add_to_residual",
+    "chosen_provider",
     "describe",
     "embedding",
     "fused_add_layer_norm",
@@ -35,6 +40,7 @@ __all__ = [
     "linear",
     "logits",
     "op",
+    "pack_weight",
     "paged_attention",
     "reshape_and_cache",
     "rms_norm",

@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.op import op
+from octavo.kernels.packed_weight import Weight, plain
 
 __all__ = ["embedding"]
 
 
 @op
-def embedding(token_ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
+def embedding(token_ids: Tensor, table: Weight, scale: float = 1.0) -> Tensor:
     """``table[token_ids] * scale``, rounded once. token_ids: [num_tokens] int64; table: [vocab_size, hidden_size]."""
-    rows = torch.index_select(table, 0, token_ids)
-    return rows if scale == 1.0 else (rows.float() * scale).to(table.dtype)
+    rows = torch.index_select(plain(table), 0, token_ids)
+    return rows if scale == 1.0 else (rows.float() * scale).to(rows.dtype)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.op import op
+from octavo.kernels.packed_weight import Weight, plain
 
 __all__ = ["logits"]
 
@@ -12,7 +13,7 @@ _PIECE_ROWS = 1024
 
 
 @op
-def logits(hidden: Tensor, weight: Tensor, scale: float = 1.0, softcap: float | None = None) -> Tensor:
+def logits(hidden: Tensor, weight: Weight, scale: float = 1.0, softcap: float | None = None) -> Tensor:
     """``hidden @ weight.T * scale`` in float32, never rounded in between.
 
     Args:
@@ -23,7 +24,7 @@ def logits(hidden: Tensor, weight: Tensor, scale: float = 1.0, softcap: float | 
     Returns:
         [rows, vocab_size] float32.
     """
-    wide = hidden.float()
+    wide, weight = hidden.float(), plain(weight)
     scores = torch.empty(hidden.shape[0], weight.shape[0], dtype=torch.float32, device=hidden.device)
     for start in range(0, weight.shape[0], _PIECE_ROWS):
         piece = weight[start : start + _PIECE_ROWS]

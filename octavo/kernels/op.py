@@ -4,21 +4,44 @@ A provider is a table of implementations, op name → function with the definiti
 by the definition, and ``describe`` says so. Adding a provider is one file and one line in PROVIDERS.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from octavo.registry import Registry
 
-__all__ = ["OPS", "PROVIDERS", "TORCH", "Op", "describe", "kernel_set", "op", "select"]
+__all__ = ["OPS", "PROVIDERS", "Op", "Provider", "chosen_provider", "describe", "kernel_set", "op", "select"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Implementations = dict[str, Callable[..., Any]]
+Implementations = Mapping[str, Callable[..., Any]]
 
-# The torch provider replaces nothing: the definitions are its implementations.
-TORCH: Implementations = {}
-PROVIDERS = Registry("kernel provider", {"torch": "octavo.kernels.op:TORCH"})
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """Attributes:
+
+    name: key in PROVIDERS.
+    kernel_set: tells apart what gives other bits: the provider and, where it has several, its level.
+    implementations: op name → function with the definition's signature.
+    """
+
+    name: str
+    kernel_set: str
+    implementations: Implementations
+
+
+def torch_provider() -> Provider:
+    """Replaces nothing: the definitions are its implementations."""
+    return Provider(name="torch", kernel_set="torch", implementations={})
+
+
+# Functions that make a provider ready for use.
+PROVIDERS = Registry(
+    "kernel provider",
+    {"native": "octavo.kernels.native:native_provider", "torch": "octavo.kernels.op:torch_provider"},
+)
 
 
 class Op(Generic[P, R]):
@@ -38,15 +61,15 @@ class Op(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._run(*args, **kwargs)
 
-    def choose(self, provider: str, implementations: Implementations) -> None:
+    def choose(self, provider: Provider) -> None:
         """Runs the provider's implementation from now on; without one, the definition."""
-        found = implementations.get(self.name)
-        self.provider = "torch" if found is None else provider
+        found = provider.implementations.get(self.name)
+        self.provider = "torch" if found is None else provider.name
         self._run = self.definition if found is None else found
 
 
 OPS: dict[str, Op[..., Any]] = {}
-_kernel_set = "torch"
+_chosen = torch_provider()
 
 
 def op(definition: Callable[P, R]) -> Op[P, R]:
@@ -56,22 +79,27 @@ def op(definition: Callable[P, R]) -> Op[P, R]:
     return declared
 
 
-def select(provider: str) -> None:
+def select(name: str) -> None:
     """Chooses the provider of every op. Called once, before a model is loaded.
 
     Raises:
         UnsupportedError: there is no such provider.
+        ConfigError: it cannot be used on this machine as the environment asks.
     """
-    global _kernel_set
-    implementations = PROVIDERS.get(provider)
+    global _chosen
+    _chosen = PROVIDERS.get(name)()
     for each in OPS.values():
-        each.choose(provider, implementations)
-    _kernel_set = provider
+        each.choose(_chosen)
+
+
+def chosen_provider() -> str:
+    """Name of the chosen provider."""
+    return _chosen.name
 
 
 def kernel_set() -> str:
     """Name of the chosen kernels. Part of every prefix cache hash: KV computed by others is not the same KV."""
-    return _kernel_set
+    return _chosen.kernel_set
 
 
 def describe() -> str:
@@ -79,4 +107,5 @@ def describe() -> str:
     providers: dict[str, list[str]] = {}
     for name, each in sorted(OPS.items()):
         providers.setdefault(each.provider, []).append(name)
-    return "; ".join(f"{provider}: {', '.join(names)}" for provider, names in sorted(providers.items()))
+    shown = {_chosen.name: _chosen.kernel_set}
+    return "; ".join(f"{shown.get(name, name)}: {', '.join(names)}" for name, names in sorted(providers.items()))

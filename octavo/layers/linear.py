@@ -23,7 +23,11 @@ class _Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] → [rows, out]."""
-        return kernels.linear(x, self.weight, self.bias)
+        return kernels.linear(x, self.weight.packed, self.bias)
+
+    def finish_loading(self) -> None:
+        """Called once, when all weights are there."""
+        self.weight.pack()
 
 
 class QKVParallelLinear(_Linear):

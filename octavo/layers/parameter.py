@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from octavo import kernels
 from octavo.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -32,12 +33,17 @@ class WeightParameter(nn.Parameter):
     dtype: what the checkpoint's type is converted to.
     shards: shard id → rows (dim 0), in order; None: the parameter comes whole.
     offset: added to what the checkpoint says, in the parameter's type.
+
+    Attributes:
+        packed: a weight matrix in the form that the chosen kernels read it in, once ``pack`` was called. Where that is
+            another form, the matrix itself is given up.
     """
 
     full_shape: tuple[int, ...]
     offset: float
     shards: dict[ShardId, slice]
     loaded_shards: set[ShardId]
+    packed: "kernels.Weight"
     _lock: Lock
 
     def __new__(
@@ -60,6 +66,7 @@ class WeightParameter(nn.Parameter):
     ) -> None:
         super().__init__()
         self.offset = offset
+        self.packed = self
         self.full_shape = full_shape
         self.loaded_shards = set()
         self.shards = {}
@@ -72,6 +79,13 @@ class WeightParameter(nn.Parameter):
     @property
     def full_nbytes(self) -> int:
         return math.prod(self.full_shape) * self.itemsize
+
+    def pack(self) -> None:
+        """For a weight matrix, when all shards are there. A second call changes nothing."""
+        if self.packed is self:
+            self.packed = kernels.pack_weight(self.data)
+            if isinstance(self.packed, kernels.PackedWeight):
+                self.data = torch.empty(0, dtype=self.dtype)
 
     def shard_rows(self, shard_id: ShardId) -> slice:
         """Rows that the shard fills; None: all."""

@@ -22,7 +22,11 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 → [num_tokens, hidden_size]."""
-        return kernels.embedding(token_ids, self.weight, self.scale)
+        return kernels.embedding(token_ids, self.weight.packed, self.scale)
+
+    def finish_loading(self) -> None:
+        """Called once, when all weights are there."""
+        self.weight.pack()
 
 
 class ParallelLMHead(nn.Module):
@@ -50,4 +54,8 @@ class ParallelLMHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[rows, hidden_size] → [rows, vocab_size] float32."""
-        return kernels.logits(hidden, self.weight, self.scale, self.soft_cap)
+        return kernels.logits(hidden, self.weight.packed, self.scale, self.soft_cap)
+
+    def finish_loading(self) -> None:
+        """Called once, when all weights are there."""
+        self.weight.pack()

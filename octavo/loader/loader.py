@@ -84,6 +84,10 @@ def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> 
         missing = parameter.shards.keys() - parameter.loaded_shards
         if missing and (shard_id is None or shard_id in missing):
             raise CheckpointError(f"is missing; {type(model).__name__} needs it", file=config.path, tensor=name)
+    for module in model.modules():
+        finish_loading: Callable[[], None] | None = getattr(module, "finish_loading", None)
+        if finish_loading is not None:
+            finish_loading()
     return total
 
 

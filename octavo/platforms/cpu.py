@@ -3,14 +3,18 @@
 In a container the affinity mask and the control group's limits count, not the hardware.
 """
 
+import importlib.util
 import os
 from pathlib import Path
 
 from octavo import envs
+from octavo.logging import init_logger
 from octavo.platforms.cgroup import cpu_quota, memory_headroom
 from octavo.types import PlatformFacts
 
 __all__ = ["CpuPlatform"]
+
+logger = init_logger(__name__)
 
 
 class CpuPlatform:
@@ -21,10 +25,22 @@ class CpuPlatform:
 
     name = "cpu"
     device = "cpu"
-    kernel_provider = "torch"
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
+
+    @property
+    def kernel_provider(self) -> str:
+        """The native kernels, where they were built and not switched off."""
+        if envs.cpu_isa() == "torch":
+            return "torch"
+        if importlib.util.find_spec("octavo._native") is None:
+            logger.warning(
+                "the native kernels were not built when octavo was installed (was there no C++ compiler?): computing "
+                "with torch, several times slower; install a compiler and octavo again"
+            )
+            return "torch"
+        return "native"
 
     @property
     def num_threads(self) -> int:

@@ -22,7 +22,9 @@ class Platform(Protocol):
 
     name: str
     device: str
-    kernel_provider: str
+
+    @property
+    def kernel_provider(self) -> str: ...
 
     def facts(self) -> PlatformFacts:
         """What configuration is resolved from."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo import kernels
 from octavo.attention import (
     Attention,
     AttentionMetadata,
@@ -132,4 +133,8 @@ def test_layers_are_found_by_name_in_order() -> None:
 
 
 def test_the_backend_names_its_layout() -> None:
+    kernels.select("torch")
     assert attention_backend().layout == "kv,token,head,channel"
+    kernels.select("native")
+    assert attention_backend().layout == "kv,head,tile,channel"
+    kernels.select("torch")

@@ -1,13 +1,34 @@
 """Random batches over a paged KV cache whose unwritten places are NaN."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import Tensor
 
+from octavo import kernels
 from octavo.kernels import AttentionMetadata, reshape_and_cache
+
+
+def _levels() -> list[str]:
+    """Everything that computes the ops on this machine."""
+    if find_spec("octavo._native") is None:
+        return ["torch"]
+    from octavo.kernels.native import available_levels
+
+    return ["torch", *available_levels()]
+
+
+@pytest.fixture(scope="module", params=_levels())
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The tests of a module that asks for it run once with the definitions and once on each level."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTAVO_CPU_ISA", request.param)
+        kernels.select("torch" if request.param == "torch" else "native")
+        yield request.param
+    kernels.select("torch")
 
 
 @dataclass

@@ -6,15 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from octavo import kernels
 
 MakeBatch = Callable[..., Any]
 
+pytestmark = pytest.mark.usefixtures("level")
 few = settings(max_examples=40, deadline=None, derandomize=True)
 DECODE, CHUNK, PROMPT = (1, 40), (5, 33), (21, 21)
+
+
+def assume_native_can(dtype: torch.dtype, head_size: int) -> None:
+    """Native kernels have no float16, and take channels of bfloat16 in pairs."""
+    native = kernels.chosen_provider() == "native"
+    assume(not native or dtype == torch.float32 or (dtype == torch.bfloat16 and head_size % 2 == 0))
 
 
 def reference(
@@ -74,6 +81,7 @@ batches = st.lists(st.one_of(lengths, st.integers(1, 90).map(lambda end: (1, end
 def test_any_mix_of_rows(
     make_batch: MakeBatch, requests: list[tuple[int, int]], window: int | None, **shape: Any
 ) -> None:
+    assume_native_can(shape["dtype"], shape["head_size"])
     assert_attends(make_batch(requests, window=window, **shape), window)
 
 
@@ -97,6 +105,7 @@ def test_soft_caps_and_sinks(
     with_sinks: bool,
     **shape: Any,
 ) -> None:
+    assume_native_can(shape["dtype"], shape["head_size"])
     batch = make_batch(requests, window=window, **shape)
     assert_attends(batch, window, softcap=softcap, sinks=drawn_sinks(batch) if with_sinks else None)
 
@@ -131,39 +140,11 @@ def test_decode_rows_of_very_different_lengths(make_batch: MakeBatch) -> None:
     assert computed <= 2 * sum(end for _, end in requests) + 64 * len(requests)
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_no_group_reads_an_unwritten_slot(make_batch: MakeBatch, window: int | None) -> None:
-    batch = make_batch([DECODE, CHUNK, PROMPT, (1, 3), (1, 100)], window=window)
-    written = ~batch.kv_cache[:, 0, :, 0, 0].isnan().flatten()
-    rows = []
-    for group in batch.metadata.row_groups(16, window):
-        assert written[group.slots].all()
-        rows += group.rows.flatten().tolist()
-    assert sorted(rows) == list(range(len(batch.query)))
-
-
-def test_row_groups_are_made_once_for_all_layers(make_batch: MakeBatch) -> None:
-    metadata = make_batch([DECODE, CHUNK]).metadata
-    assert metadata.row_groups(16, None) is metadata.row_groups(16, None)
-    assert metadata.row_groups(16, 8) is not metadata.row_groups(16, None)
-
-
 def test_large_scores_do_not_overflow(make_batch: MakeBatch) -> None:
     batch = make_batch([DECODE, CHUNK, PROMPT])
     batch.query *= 1e4
     got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 1.0, None)
     assert got.isfinite().all()
-
-
-def test_writing_changes_the_given_slots_only(make_batch: MakeBatch) -> None:
-    batch = make_batch([PROMPT])
-    before = batch.kv_cache.clone()
-    key = torch.ones(1, *batch.kv_cache.shape[3:])
-    kernels.reshape_and_cache(key, 2 * key, batch.kv_cache, torch.tensor([1 * 16 + 15]))
-    assert (batch.kv_cache[1, 0, 15] == 1).all()
-    assert (batch.kv_cache[1, 1, 15] == 2).all()
-    batch.kv_cache[1, :, 15] = before[1, :, 15]
-    assert torch.equal(batch.kv_cache.nan_to_num(9.0), before.nan_to_num(9.0))
 
 
 def test_control_a_key_that_was_not_written_shows(make_batch: MakeBatch) -> None:

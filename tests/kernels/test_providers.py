@@ -21,10 +21,12 @@ def torch_again() -> Iterator[None]:
 def doubling_provider(monkeypatch: pytest.MonkeyPatch) -> str:
     """A provider with an implementation of silu_and_mul only, and a wrong one."""
     module = ModuleType("doubling_provider")
-    module.IMPLEMENTATIONS = {"silu_and_mul": lambda x: 2 * kernels.OPS["silu_and_mul"].definition(x)}  # type: ignore[attr-defined]
+    doubled = {"silu_and_mul": lambda x: 2 * kernels.OPS["silu_and_mul"].definition(x)}
+    provider = kernels.Provider(name="doubling", kernel_set="doubling-2", implementations=doubled)
+    module.make = lambda: provider  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "doubling_provider", module)
     if "doubling" not in kernels.PROVIDERS:
-        kernels.PROVIDERS.register("doubling", "doubling_provider:IMPLEMENTATIONS")
+        kernels.PROVIDERS.register("doubling", "doubling_provider:make")
     return "doubling"
 
 
@@ -38,11 +40,11 @@ def test_a_provider_replaces_what_it_has_and_the_table_says_so(doubling_provider
     x = torch.randn(2, 6)
     defined = kernels.silu_and_mul(x)
     kernels.select(doubling_provider)
-    assert kernels.kernel_set() == "doubling"
+    assert kernels.kernel_set() == "doubling-2"
     assert torch.equal(kernels.silu_and_mul(x), 2 * defined)
     assert torch.equal(kernels.rms_norm(x, torch.ones(6), 1e-5), kernels.rms_norm.definition(x, torch.ones(6), 1e-5))
     others = ", ".join(sorted(set(kernels.OPS) - {"silu_and_mul"}))
-    assert kernels.describe() == f"doubling: silu_and_mul; torch: {others}"
+    assert kernels.describe() == f"doubling-2: silu_and_mul; torch: {others}"
 
 
 def test_an_unknown_provider_is_refused_and_changes_nothing() -> None:

@@ -32,7 +32,8 @@ DENSE = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "granite 3": {"family": "Granite", **MULTIPLIERS},
-    "no multipliers": {"family": "Granite"},
+    # One layer: scores that nothing scales down make float32's rounding grow from layer to layer, transformers' too.
+    "no multipliers": {"family": "Granite", "num_hidden_layers": 1},
     "biases, tied": {
         "family": "Granite",
         **MULTIPLIERS,

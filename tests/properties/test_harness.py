@@ -26,7 +26,7 @@ def adds_up_to_more(choice: CompletionOutput) -> None:
 
 def has_another_logprob(choice: CompletionOutput) -> None:
     assert choice.logprobs is not None
-    choice.logprobs[0][8].logprob -= 2e-5
+    choice.logprobs[0][8].logprob -= 2e-7
 
 
 def has_another_rank(choice: CompletionOutput) -> None:
@@ -61,9 +61,3 @@ def test_a_difference_in_the_prompts_logprobs_is_noticed(change: Callable[[Reque
     change(other)
     with pytest.raises(AssertionError):
         assert_same(answer(), other)
-
-
-def test_neighbours_in_rank_may_change_places_only_in_a_near_tie() -> None:
-    assert_same(answer(1, second=-1.00005), answer(2, second=-1.00005))
-    with pytest.raises(AssertionError):
-        assert_same(answer(1, second=-1.001), answer(2, second=-1.001))

@@ -1,0 +1,121 @@
+// Python's view of the library: raw addresses and sizes in, nothing out. octavo/kernels/native.py checks what it passes;
+// the Python lock is released while a kernel works.
+
+#include <atomic>
+#include <chrono>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "dispatch.hpp"
+#include "thread_pool.hpp"
+
+namespace nb = nanobind;
+using namespace octavo;
+
+namespace {
+
+const Kernels* chosen = nullptr;
+
+// What kernels have taken so far. The rest of a step is the engine's own time.
+std::atomic<int64_t> nanoseconds{0};
+
+// Around each kernel: the Python lock is released, and the time is taken.
+class Working {
+ public:
+  Working() : start_(std::chrono::steady_clock::now()) {}
+  ~Working() {
+    nanoseconds += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  nb::gil_scoped_release release_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+using Address = uintptr_t;
+template <typename T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+void choose(const std::string& level, int threads) {
+  const Kernels* found = kernels_of(level);
+  if (found == nullptr) throw nb::value_error("no such level on this machine");
+  chosen = found;
+  set_threads(threads);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);
+  m.def("available_levels", &available_levels);
+  m.def("choose", &choose);
+  m.def("kernel_seconds", [] { return static_cast<double>(nanoseconds) * 1e-9; });
+  m.def("stream", [](Address data, int64_t bytes) {
+    const Working working;
+    chosen->stream(at<void>(data), bytes);
+  });
+  m.def("multiply_bf16", [] {
+    const Working working;
+    return chosen->multiply_bf16();
+  });
+  m.def("multiply_int8", [] {
+    const Working working;
+    return chosen->multiply_int8();
+  });
+  m.def("packed_bytes", [](int type, int64_t out_size, int64_t in_size) {
+    return packed_bytes(static_cast<Type>(type), out_size, in_size);
+  });
+  m.def("pack", [](int type, Address weight, int64_t out_size, int64_t in_size, Address packed) {
+    const Working working;
+    pack(static_cast<Type>(type), at<void>(weight), out_size, in_size, at<void>(packed));
+  });
+  m.def("embedding", [](int type, Address ids, Address weight, Address out, int64_t rows, int64_t size) {
+    const Working working;
+    embed({static_cast<Type>(type), at<int64_t>(ids), at<void>(weight), at<void>(out), rows, size});
+  });
+  m.def("linear", [](int type, Address x, int64_t x_stride, Address weight, Address bias, Address out, int out_type,
+                     int64_t rows, int64_t in_size, int64_t out_size) {
+    const Working working;
+    chosen->linear({static_cast<Type>(type), at<void>(x), x_stride, at<void>(weight), at<void>(bias), at<void>(out),
+                    static_cast<Type>(out_type), rows, in_size, out_size});
+  });
+  m.def("norm", [](int type, Address x, int64_t x_stride, Address residual, Address sum, float multiplier,
+                   int weight_type, Address weight, Address bias, int64_t weight_rows, Address out, int64_t rows, int64_t size, float eps,
+                   bool center) {
+    const Working working;
+    chosen->norm({static_cast<Type>(type), at<void>(x), x_stride, at<float>(residual), at<float>(sum), multiplier,
+                  static_cast<Type>(weight_type), at<void>(weight), at<void>(bias), weight_rows, at<void>(out), rows, size, eps,
+                  center});
+  });
+  m.def("activation", [](int type, int function, bool gated, Address x, Address out, int64_t rows, int64_t size) {
+    const Working working;
+    chosen->activation({static_cast<Type>(type), static_cast<Function>(function), gated, at<void>(x), at<void>(out),
+                        rows, size});
+  });
+  m.def("rotary", [](int type, Address positions, Address x, int64_t x_stride, Address cos_sin, Address out,
+                     int64_t rows, int64_t heads, int64_t head_size, int64_t rotary_dim) {
+    const Working working;
+    chosen->rotary({static_cast<Type>(type), at<int64_t>(positions), at<void>(x), x_stride, at<float>(cos_sin),
+                    at<void>(out), rows, heads, head_size, rotary_dim});
+  });
+  m.def("store_kv", [](int type, Address cache, int64_t block_size, int64_t heads, int64_t head_size, Address key,
+                       int64_t key_stride, Address value, int64_t value_stride, Address slots, int64_t rows) {
+    const Working working;
+    chosen->store_kv({{static_cast<Type>(type), at<void>(cache), block_size, heads, head_size}, at<void>(key),
+                      at<void>(value), key_stride, value_stride, at<int64_t>(slots), rows});
+  });
+  m.def("attention", [](int type, Address cache, int64_t block_size, int64_t heads, int64_t head_size, Address query,
+                        int64_t query_stride, Address out, Address query_start, Address seq_lens, Address block_table,
+                        int64_t table_stride, int64_t requests, int64_t query_heads, float scale, int64_t window,
+                        float softcap, Address sinks) {
+    const Working working;
+    chosen->attention({{static_cast<Type>(type), at<void>(cache), block_size, heads, head_size}, at<void>(query),
+                       query_stride, at<void>(out), at<int32_t>(query_start), at<int32_t>(seq_lens),
+                       at<int32_t>(block_table), table_stride, requests, query_heads, scale, window, softcap,
+                       at<float>(sinks)});
+  });
+}

@@ -1,0 +1,17 @@
+// Which instruction sets this machine has, and the kernels of the chosen one.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+
+namespace octavo {
+
+// Levels that this machine can run, best first: "avx512_bf16", "avx512", "avx2", "generic".
+std::vector<std::string> available_levels();
+
+// The kernels of a level; null: there is none of that name, or this machine can't run it.
+const Kernels* kernels_of(const std::string& level);
+
+}  // namespace octavo

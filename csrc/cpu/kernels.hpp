@@ -1,0 +1,141 @@
+// What every level offers: the table that a level fills, and the arguments of its kernels.
+//
+// Tensors are raw pointers with sizes in elements; rows are contiguous unless a stride is given. `Type` says what the
+// pointers of a kernel point to, where it may be either.
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+enum class Type : int { f32 = 0, bf16 = 1 };
+
+// Weights of a linear layer, [out_size, in_size], packed in the order in which the product reads them.
+//
+// bf16: blocks of 16 outputs; in a block, pairs of inputs; in a pair, 16 outputs x 2 inputs = 64 bytes:
+//
+//   block b │ pair 0                          │ pair 1                          │ …
+//           │ w[16b][0] w[16b][1]  w[16b+1][0] w[16b+1][1] …  w[16b+15][1] │ w[16b][2] …
+//
+// f32: the same with single inputs, 16 outputs x 4 bytes. Outputs and inputs beyond the weight's are zero.
+struct Linear {
+  Type type;
+  const void* x;        // [rows, in_size]
+  int64_t x_stride;     // elements from row to row
+  const void* weight;   // packed
+  const void* bias;     // [out_size] of `type`, or null
+  void* out;            // [rows, out_size]
+  Type out_type;
+  int64_t rows, in_size, out_size;
+};
+
+// RMSNorm, or with `center` LayerNorm, of x, or of residual + x * multiplier.
+struct Norm {
+  Type type;              // of x and out
+  const void* x;          // [rows, size]
+  int64_t x_stride;
+  const float* residual;  // [rows, size], or null
+  float* sum;             // [rows, size]: the sum, or null where there is no residual
+  float multiplier;
+  Type weight_type;       // of weight and bias
+  const void* weight;     // [weight_rows, size]: row i of x has row i % weight_rows of it
+  const void* bias;       // likewise, or null
+  int64_t weight_rows;
+  void* out;              // [rows, size]
+  int64_t rows, size;
+  float eps;
+  bool center;
+};
+
+enum class Function : int { silu = 0, gelu = 1, gelu_tanh = 2 };
+
+// The function of x, or where x is gated, of its first half, times the second.
+struct Activation {
+  Type type;
+  Function function;
+  bool gated;
+  const void* x;  // [rows, size], or [rows, 2 * size]: gate, up
+  void* out;      // [rows, size]
+  int64_t rows, size;
+};
+
+// Rotates channel i with channel i + rotary_dim / 2.
+struct Rotary {
+  Type type;
+  const int64_t* positions;  // [rows]
+  const void* x;             // [rows, heads, head_size]
+  int64_t x_stride;          // elements from row to row
+  const float* cos_sin;      // [positions, rotary_dim]: cosines, then sines
+  void* out;                 // [rows, heads, head_size]
+  int64_t rows, heads, head_size, rotary_dim;
+};
+
+// One layer's KV cache. A block holds, for each KV head, its tokens' keys in tiles of 16 tokens, and then the values:
+//
+//   keys of a tile, bf16: pairs of channels; in a pair 16 tokens x 2 channels (64 bytes), as weights are packed
+//                    f32: channels; 16 tokens each
+//   values: [token][channel]
+//
+//   block │ head 0: K tile 0 │ K tile 1 │ … │ head 1: … │ head 0: V token 0 │ V token 1 │ … │ head 1: …
+//
+// Where 16 does not divide the block size, tiles are narrower: the largest power of two that does.
+struct KVCache {
+  Type type;
+  void* data;
+  int64_t block_size, heads, head_size;
+
+  int64_t tile() const { return (block_size | 16) & -(block_size | 16); }  // tokens
+};
+
+struct StoreKV {
+  KVCache cache;
+  const void* key;    // [rows, heads, head_size]
+  const void* value;  // likewise
+  int64_t key_stride, value_stride;
+  const int64_t* slots;  // [rows]: block * block_size + offset
+  int64_t rows;
+};
+
+struct Attention {
+  KVCache cache;
+  const void* query;  // [rows, query_heads, head_size]
+  int64_t query_stride;
+  void* out;          // likewise, contiguous
+  const int32_t* query_start;  // [requests + 1]
+  const int32_t* seq_lens;     // [requests]
+  const int32_t* block_table;  // [requests, table_stride]
+  int64_t table_stride, requests, query_heads;
+  float scale;
+  int64_t window;      // positions that a row looks at; 0: all
+  float softcap;       // 0: none
+  const float* sinks;  // [query_heads], or null
+};
+
+struct Embedding {
+  Type type;
+  const int64_t* ids;   // [rows]
+  const void* weight;   // packed, [vocabulary, size]
+  void* out;            // [rows, size]
+  int64_t rows, size;
+};
+
+struct Kernels {
+  void (*linear)(const Linear&);
+  void (*norm)(const Norm&);
+  void (*activation)(const Activation&);
+  void (*rotary)(const Rotary&);
+  void (*store_kv)(const StoreKV&);
+  void (*attention)(const Attention&);
+
+  // For measurements (roofline.cpp).
+  void (*stream)(const void* data, int64_t bytes);
+  int64_t (*multiply_bf16)();
+  int64_t (*multiply_int8)();
+};
+
+// Bytes of a packed weight, and the packing itself (level-independent). `weight`: [out_size, in_size].
+int64_t packed_bytes(Type type, int64_t out_size, int64_t in_size);
+void pack(Type type, const void* weight, int64_t out_size, int64_t in_size, void* packed);
+void embed(const Embedding& call);
+
+}  // namespace octavo

@@ -1,0 +1,10 @@
+// The table of one level.
+
+#include "levels.hpp"
+
+namespace octavo::OCTAVO_LEVEL {
+
+extern const Kernels kernels;
+const Kernels kernels = {linear, norm, activation, rotary, store_kv, attention, stream, multiply_bf16, multiply_int8};
+
+}  // namespace octavo::OCTAVO_LEVEL

@@ -1,0 +1,19 @@
+// The kernels of one level. Each file of kernels is compiled once for each level, in the level's namespace.
+#pragma once
+
+#include "kernels.hpp"
+
+namespace octavo::OCTAVO_LEVEL {
+
+void linear(const Linear& call);
+void norm(const Norm& call);
+void activation(const Activation& call);
+void rotary(const Rotary& call);
+void store_kv(const StoreKV& call);
+void attention(const Attention& call);
+
+void stream(const void* data, int64_t bytes);
+int64_t multiply_bf16();
+int64_t multiply_int8();
+
+}  // namespace octavo::OCTAVO_LEVEL

@@ -1,0 +1,185 @@
+// Sixteen lanes at a time, in the compiler's own vector types: one source for every instruction set.
+//
+// A file that includes this is compiled once for each level (see CMakeLists.txt) with OCTAVO_LEVEL naming the namespace
+// of the level; the compiler lowers a 64-byte vector to one AVX-512 register, two AVX2 registers or four SSE ones. What a
+// level does better than that (a bf16 dot product) is in the kernel that uses it, behind the compiler's feature macro.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#define OCTAVO_INLINE __attribute__((always_inline)) inline
+
+namespace octavo::OCTAVO_LEVEL {
+
+constexpr int kLanes = 16;
+
+using bf16 = uint16_t;  // the upper half of a float
+using f32x16 = float __attribute__((vector_size(64)));
+using i32x16 = int32_t __attribute__((vector_size(64)));
+using u32x16 = uint32_t __attribute__((vector_size(64)));
+using u16x16 = uint16_t __attribute__((vector_size(32)));
+
+OCTAVO_INLINE f32x16 splat(float value) { return value - f32x16{}; }
+
+OCTAVO_INLINE f32x16 load(const float* at) {
+  f32x16 found;
+  std::memcpy(&found, at, sizeof found);
+  return found;
+}
+
+OCTAVO_INLINE void store(float* at, f32x16 value) { std::memcpy(at, &value, sizeof value); }
+
+OCTAVO_INLINE f32x16 load(const bf16* at) {
+  u16x16 found;
+  std::memcpy(&found, at, sizeof found);
+  return (f32x16)(__builtin_convertvector(found, u32x16) << 16);
+}
+
+// Rounds to nearest, ties to even; a NaN stays one.
+OCTAVO_INLINE void store(bf16* at, f32x16 value) {
+  const u32x16 bits = (u32x16)value;
+  const u32x16 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const i32x16 is_nan = value != value;
+  const u32x16 chosen = ((u32x16)is_nan & (bits | 0x400000u)) | (~(u32x16)is_nan & rounded);
+  const u16x16 halves = __builtin_convertvector(chosen >> 16, u16x16);
+  std::memcpy(at, &halves, sizeof halves);
+}
+
+OCTAVO_INLINE float widen(bf16 value) {
+  const uint32_t bits = uint32_t{value} << 16;
+  float found;
+  std::memcpy(&found, &bits, sizeof found);
+  return found;
+}
+OCTAVO_INLINE float widen(float value) { return value; }
+
+OCTAVO_INLINE void narrow(float value, float* at) { *at = value; }
+OCTAVO_INLINE void narrow(float value, bf16* at) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  *at = value != value ? static_cast<bf16>((bits >> 16) | 0x40u)
+                       : static_cast<bf16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// The first `count` lanes from memory, the others zero; nothing beyond them is read.
+template <typename T>
+OCTAVO_INLINE f32x16 load_part(const T* at, int count) {
+  f32x16 found = {};
+  for (int lane = 0; lane < count; ++lane) found[lane] = widen(at[lane]);
+  return found;
+}
+
+template <typename T>
+OCTAVO_INLINE void store_part(T* at, f32x16 value, int count) {
+  for (int lane = 0; lane < count; ++lane) narrow(value[lane], at + lane);
+}
+
+// Lanes of a vector that may be a part of one: the type Whole says at compile time that it is not.
+using Whole = std::integral_constant<int, kLanes>;
+
+template <typename T>
+OCTAVO_INLINE f32x16 load(const T* at, Whole) { return load(at); }
+template <typename T>
+OCTAVO_INLINE f32x16 load(const T* at, int count) { return load_part(at, count); }
+template <typename T>
+OCTAVO_INLINE void store(T* at, f32x16 value, Whole) { store(at, value); }
+template <typename T>
+OCTAVO_INLINE void store(T* at, f32x16 value, int count) { store_part(at, value, count); }
+
+// Calls visit(first, lanes) for each vector of a row of `size` elements.
+template <typename Visit>
+OCTAVO_INLINE void by_vectors(int64_t size, const Visit& visit) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) visit(i, Whole());
+  if (i < size) visit(i, static_cast<int>(size - i));
+}
+
+OCTAVO_INLINE f32x16 select(i32x16 mask, f32x16 yes, f32x16 no) {
+  return (f32x16)(((i32x16)yes & mask) | ((i32x16)no & ~mask));
+}
+
+OCTAVO_INLINE f32x16 max(f32x16 a, f32x16 b) { return select(a > b, a, b); }
+
+// Halves are added to halves: the same order wherever the lanes come from.
+OCTAVO_INLINE float sum(f32x16 value) {
+  float lane[16];
+  store(lane, value);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+  return lane[0];
+}
+
+OCTAVO_INLINE float max_lane(f32x16 value) {
+  float most = value[0];
+  for (int lane = 1; lane < kLanes; ++lane) most = value[lane] > most ? value[lane] : most;
+  return most;
+}
+
+// e^x within 2 units in the last place; 0 from about -87.3 down, infinity from about 88.7 up, NaN for NaN.
+// x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by the Taylor polynomial of degree 7 (its error there is 5e-9).
+OCTAVO_INLINE f32x16 exp(f32x16 x) {
+  const f32x16 low = splat(-87.33654f), high = splat(88.72283f);
+  const f32x16 bounded = select(x < low, low, select(x > high, high, x));
+  const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  const f32x16 shifted = bounded * 1.44269504088896341f + magic;
+  const f32x16 n = shifted - magic;
+  f32x16 r = bounded - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  f32x16 p = splat(1.0f / 5040.0f);
+  p = p * r + 1.0f / 720.0f;
+  p = p * r + 1.0f / 120.0f;
+  p = p * r + 1.0f / 24.0f;
+  p = p * r + 1.0f / 6.0f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  // 2^n in two factors, for n = 128 has no float of its own.
+  const i32x16 whole = __builtin_convertvector(n, i32x16);
+  const i32x16 half = whole >> 1;
+  const f32x16 first = (f32x16)((half + 127) << 23), second = (f32x16)((whole - half + 127) << 23);
+  f32x16 found = p * first * second;
+  found = select(x < low, f32x16{}, found);
+  found = select(x > high, splat(__builtin_inff()), found);
+  return select(x != x, x, found);
+}
+
+OCTAVO_INLINE f32x16 tanh(f32x16 x) {
+  // With e = exp(-2|x|): tanh|x| = (1 - e) / (1 + e).
+  const f32x16 size = (f32x16)((u32x16)x & 0x7fffffffu);
+  const f32x16 e = exp(size * -2.0f);
+  const f32x16 found = (1.0f - e) / (1.0f + e);
+  return (f32x16)((u32x16)found | ((u32x16)x & 0x80000000u));
+}
+
+// Within 1.5e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+OCTAVO_INLINE f32x16 erf(f32x16 x) {
+  const f32x16 size = (f32x16)((u32x16)x & 0x7fffffffu);
+  const f32x16 t = 1.0f / (1.0f + 0.3275911f * size);
+  f32x16 p = splat(1.061405429f);
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const f32x16 found = 1.0f - p * t * exp(-size * size);
+  return (f32x16)((u32x16)found | ((u32x16)x & 0x80000000u));
+}
+
+// An array of its own, cleared. Levels use no std::vector: of a template that several files instantiate the linker keeps
+// one copy for all, and if that one was compiled for AVX-512 it would run on machines without it.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t size) : data_(new T[size]()) {}
+  ~Buffer() { delete[] data_; }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  T* data() const { return data_; }
+  T& operator[](int64_t index) const { return data_[index]; }
+
+ private:
+  T* data_;
+};
+
+}  // namespace octavo::OCTAVO_LEVEL

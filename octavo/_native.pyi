@@ -1,0 +1,91 @@
+# csrc/cpu/bindings.cpp. Addresses are those of contiguous rows; types: 0 float32, 1 bfloat16.
+
+def available_levels() -> list[str]: ...
+def choose(level: str, threads: int, /) -> None: ...
+def kernel_seconds() -> float: ...
+def stream(data: int, bytes: int, /) -> None: ...
+def multiply_bf16() -> int: ...
+def multiply_int8() -> int: ...
+def packed_bytes(type: int, out_size: int, in_size: int, /) -> int: ...
+def pack(type: int, weight: int, out_size: int, in_size: int, packed: int, /) -> None: ...
+def embedding(type: int, ids: int, weight: int, out: int, rows: int, size: int, /) -> None: ...
+def linear(
+    type: int,
+    x: int,
+    x_stride: int,
+    weight: int,
+    bias: int,
+    out: int,
+    out_type: int,
+    rows: int,
+    in_size: int,
+    out_size: int,
+    /,
+) -> None: ...
+def norm(
+    type: int,
+    x: int,
+    x_stride: int,
+    residual: int,
+    sum: int,
+    multiplier: float,
+    weight_type: int,
+    weight: int,
+    bias: int,
+    weight_rows: int,
+    out: int,
+    rows: int,
+    size: int,
+    eps: float,
+    center: bool,
+    /,
+) -> None: ...
+def activation(type: int, function: int, gated: bool, x: int, out: int, rows: int, size: int, /) -> None: ...
+def rotary(
+    type: int,
+    positions: int,
+    x: int,
+    x_stride: int,
+    cos_sin: int,
+    out: int,
+    rows: int,
+    heads: int,
+    head_size: int,
+    rotary_dim: int,
+    /,
+) -> None: ...
+def store_kv(
+    type: int,
+    cache: int,
+    block_size: int,
+    heads: int,
+    head_size: int,
+    key: int,
+    key_stride: int,
+    value: int,
+    value_stride: int,
+    slots: int,
+    rows: int,
+    /,
+) -> None: ...
+def attention(
+    type: int,
+    cache: int,
+    block_size: int,
+    heads: int,
+    head_size: int,
+    query: int,
+    query_stride: int,
+    out: int,
+    query_start: int,
+    seq_lens: int,
+    block_table: int,
+    table_stride: int,
+    requests: int,
+    query_heads: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: int,
+    /,
+) -> None: ...

@@ -1,0 +1,71 @@
+"""``octavo bench latency``: one batch after another, each from its prompts to its last token."""
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from octavo.bench.roofline import measure_roofline, step_bytes
+from octavo.bench.workload import loaded, random_prompts, run, summary
+
+__all__ = ["measure_latency"]
+
+
+def measure_latency(
+    engine_options: dict[str, Any],
+    *,
+    input_len: int,
+    output_len: int,
+    batch_size: int,
+    num_iters_warmup: int,
+    num_iters: int,
+    on_iteration: Callable[[], None],
+) -> dict[str, Any]:
+    """Times in milliseconds. ``bandwidth_share``: weight bytes of a decode step ÷ measured bandwidth ÷ its time.
+    ``engine_ms_per_step``: what a step takes beside the native kernels. Both are None where those are not in use."""
+    num_tokens = input_len + output_len
+    with loaded(engine_options, num_tokens, batch_size) as (llm, trace):
+        prompts = random_prompts(llm, batch_size, input_len)
+        from octavo import kernels
+
+        native = kernels.chosen_provider() == "native"
+        runs, outside = [], []
+        for index in range(num_iters_warmup + num_iters):
+            before = _kernel_seconds(native)
+            timed = run(llm, trace, prompts, output_len)
+            on_iteration()
+            if index >= num_iters_warmup:
+                runs.append(timed)
+                outside.append((timed.total - (_kernel_seconds(native) - before)) / timed.num_steps)
+        config, kernel_set = llm.config, kernels.kernel_set()
+    decode = [(each.last_token - each.first_token) / max(output_len - 1, 1) for each in runs]
+    found = {
+        "model": config.model.model,
+        "dtype": config.model.dtype,
+        "kernels": kernel_set,
+        "input_len": input_len,
+        "output_len": output_len,
+        "batch_size": batch_size,
+        "latency_ms": summary([each.total for each in runs]),
+        "first_token_ms": summary([each.first_token for each in runs]),
+        "decode_step_ms": summary(decode),
+        "prefill_tokens_s": batch_size * input_len / median(each.first_token for each in runs),
+        "decode_tokens_s": batch_size / median(decode),
+        "bandwidth_gb_s": None,
+        "bandwidth_share": None,
+        "engine_ms_per_step": None,
+    }
+    if native:
+        bandwidth = measure_roofline(config.model.model, config.model.dtype)["bandwidth_gb_s"]
+        at_best = step_bytes(Path(config.model.path), config.model.dtype) / (bandwidth * 1e9)
+        found |= {"bandwidth_gb_s": bandwidth, "bandwidth_share": at_best / median(decode)}
+        found["engine_ms_per_step"] = median(outside) * 1e3
+    return found
+
+
+def _kernel_seconds(native: bool) -> float:
+    if not native:
+        return 0.0
+    from octavo.kernels.limits import kernel_seconds
+
+    return kernel_seconds()

@@ -1,0 +1,45 @@
+"""``octavo bench roofline``: how fast this machine reads as many bytes as a model has, and how fast it multiplies."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from octavo.checkpoints import iterate_tensors, read_model_facts, resolve_model
+from octavo.errors import UnsupportedError
+from octavo.platforms import current_platform
+
+__all__ = ["measure_roofline", "step_bytes"]
+
+_PAGE = 4096
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def measure_roofline(model: str, dtype: str = "bfloat16") -> dict[str, Any]:
+    """Bandwidth in GB/s, products in GFLOP/s (int8: GOP/s; 0 where the level has no such instruction)."""
+    from octavo import kernels
+
+    provider = current_platform().kernel_provider
+    if provider != "native":
+        raise UnsupportedError("octavo bench roofline measures with the native kernels, and they are not in use here")
+    kernels.select(provider)
+    from octavo.kernels import limits
+
+    num_bytes = step_bytes(resolve_model(model), dtype) // _PAGE * _PAGE
+    return {
+        "model": model,
+        "buffer_bytes": num_bytes,
+        "bandwidth_gb_s": limits.measure_bandwidth(num_bytes) / 1e9,
+        "bf16_gflop_s": limits.measure_bf16() / 1e9,
+        "int8_gop_s": limits.measure_int8() / 1e9,
+        "kernels": kernels.kernel_set(),
+        "threads": current_platform().facts().num_threads,
+    }
+
+
+def step_bytes(path: Path, dtype: str) -> int:
+    """Bytes of weights that a step over few rows reads: all but an embedding that is not the head, too."""
+    sizes = {tensor.name: math.prod(tensor.shape) for tensor in iterate_tensors(path)}
+    tied = read_model_facts(path).hf_config["tie_word_embeddings"]
+    unread = sizes.get(_HEAD if tied else _EMBEDDING, 0)
+    return (sum(sizes.values()) - unread) * _ITEM_BYTES[dtype]

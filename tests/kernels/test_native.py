@@ -1,0 +1,162 @@
+"""What native kernels promise beyond the ops' definitions: the same bits whatever the rows beside a row and however
+many threads, and never an instruction that the machine lacks."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from octavo import kernels
+from octavo.errors import ConfigError
+from octavo.kernels.native import available_levels
+
+MakeBatch = Callable[..., Any]
+
+few = settings(max_examples=30, deadline=None, derandomize=True)
+dtypes = st.sampled_from([torch.float32, torch.bfloat16])
+
+
+@pytest.fixture(scope="module", params=available_levels(), autouse=True)
+def native_level(request: pytest.FixtureRequest) -> Iterator[Callable[[int], None]]:
+    """Calling it chooses the number of threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTAVO_CPU_ISA", request.param)
+
+        def use_threads(count: int) -> None:
+            patch.setenv("OMP_NUM_THREADS", str(count))
+            patch.setattr("os.sched_getaffinity", lambda pid: set(range(count)))
+            kernels.select("native")
+
+        use_threads(2)
+        yield use_threads
+    kernels.select("torch")
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@few
+@given(
+    num_rows=st.sampled_from([1, 2, 5, 6, 7, 31, 32, 33, 300]),
+    inner=st.integers(1, 200),
+    outer=st.sampled_from([1, 15, 16, 17, 63, 64, 65, 200]),
+    dtype=dtypes,
+)
+def test_a_row_has_the_same_bits_alone_and_among_others(
+    num_rows: int, inner: int, outer: int, dtype: torch.dtype
+) -> None:
+    x, bias = random(num_rows, inner, dtype=dtype), random(outer, dtype=dtype, seed=2)
+    weight = kernels.pack_weight(random(outer, inner, dtype=dtype, seed=1))
+    together, scores = kernels.linear(x, weight, bias), kernels.logits(x, weight)
+    for row in {0, num_rows // 2, num_rows - 1}:
+        assert torch.equal(kernels.linear(x[row : row + 1], weight, bias)[0], together[row])
+        assert torch.equal(kernels.logits(x[row : row + 1], weight)[0], scores[row])
+
+
+def test_one_thread_and_two_give_the_same_bits(native_level: Callable[[int], None], make_batch: MakeBatch) -> None:
+    def everything() -> list[Tensor]:
+        found = []
+        for dtype in (torch.float32, torch.bfloat16):
+            x = random(65, 208, dtype=dtype)
+            weight = kernels.pack_weight(random(1000, 208, dtype=dtype, seed=1))
+            found += [kernels.linear(x, weight), kernels.logits(x[:1], weight), kernels.silu_and_mul(x)]
+            found += [kernels.gelu(x), kernels.gelu_and_mul(x, "tanh")]
+            found += [kernels.rms_norm(x, x[0], 1e-5), kernels.layer_norm(x, x[0], x[1], 1e-5)]
+            # Few rows with a long context (partitions are shared out), and many (rows are).
+            for lengths in ([(1, 1500)], [(40, 700), (1, 300), (1, 9)]):
+                batch = make_batch(lengths, dtype=dtype, num_kv_heads=1)
+                found.append(kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.3, None))
+        return found
+
+    native_level(1)
+    one = everything()
+    native_level(2)
+    two = everything()
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_prompt_has_the_same_bits_whole_and_in_pieces(
+    make_batch: MakeBatch, dtype: torch.dtype, window: int | None
+) -> None:
+    batch = make_batch([(700, 700)], dtype=dtype, window=window)
+    whole = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.3, window)
+    for first, size in ((0, 17), (255, 2), (400, 100), (699, 1)):
+        metadata = kernels.AttentionMetadata(
+            query_start_loc=torch.tensor([0, size], dtype=torch.int32),
+            seq_lens=torch.tensor([first + size], dtype=torch.int32),
+            block_table=batch.metadata.block_table,
+            slot_mapping=batch.metadata.slot_mapping[first : first + size],
+            max_query_len=size,
+            max_seq_len=first + size,
+        )
+        rows = slice(first, first + size)
+        piece = kernels.paged_attention(batch.query[rows], batch.kv_cache, metadata, 0.3, window)
+        assert torch.equal(piece, whole[rows])
+
+
+def test_control_another_order_of_the_sum_has_other_bits() -> None:
+    x, weight = random(3, 4096, dtype=torch.float32), random(16, 4096, dtype=torch.float32, seed=1)
+    halves = kernels.linear(x[:, :2048], weight[:, :2048]) + kernels.linear(x[:, 2048:], weight[:, 2048:])
+    assert not torch.equal(kernels.linear(x, weight), halves)
+
+
+def test_nothing_to_do_is_done(make_batch: MakeBatch) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        nothing = torch.empty(0, 32, dtype=dtype)
+        assert kernels.linear(nothing, random(7, 32, dtype=dtype)).shape == (0, 7)
+        assert kernels.rms_norm(nothing, random(32, dtype=dtype), 1e-5).shape == (0, 32)
+
+
+def test_ids_beyond_the_table_are_refused() -> None:
+    table = kernels.pack_weight(random(20, 8, dtype=torch.bfloat16))
+    for wrong in (20, -1):
+        with pytest.raises(IndexError, match="below 20"):
+            kernels.embedding(torch.tensor([0, wrong]), table)
+
+
+def test_the_threads_sleep_between_steps() -> None:
+    x, weight = random(1, 512, dtype=torch.bfloat16), random(4096, 512, dtype=torch.bfloat16, seed=1)
+    kernels.linear(x, kernels.pack_weight(weight))
+    time.sleep(0.05)  # they stay awake for a tenth of a millisecond
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.05
+
+
+@pytest.mark.parametrize("asked", ["sse9", "amx-turbo", "AVX2"])
+def test_an_unknown_level_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    chosen = kernels.kernel_set()
+    monkeypatch.setenv("OCTAVO_CPU_ISA", asked)
+    with pytest.raises(ConfigError, match=f"OCTAVO_CPU_ISA='{asked}'.*generic"):
+        kernels.select("native")
+    assert kernels.kernel_set() == chosen
+
+
+def test_the_level_is_part_of_the_kernel_sets_name() -> None:
+    assert kernels.kernel_set() == f"native-{os.environ['OCTAVO_CPU_ISA']}"
+
+
+def test_without_the_module_octavo_computes_with_torch_and_says_so() -> None:
+    program = (
+        "import sys; sys.modules['octavo._native'] = None\n"
+        "import importlib.util\n"
+        "found = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'octavo._native' else found(name, *more)\n"
+        "from octavo.platforms import current_platform\n"
+        "print(current_platform().kernel_provider)\n"
+    )
+    environment = {**os.environ, "OCTAVO_CPU_ISA": ""}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert run.stdout == "torch\n"
+    assert "native kernels were not built" in run.stderr

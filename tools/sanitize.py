@@ -1,0 +1,43 @@
+"""``make sanitize``: the tests of the native kernels, built with AddressSanitizer and UndefinedBehaviorSanitizer.
+
+The build goes to a folder of its own. Python itself is not sanitized, so the sanitizers' library is loaded before it.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "build" / "sanitize"
+TESTS = ["tests/kernels", "tests/attention"]
+# An editable installation would be found before the folder.
+RUN = """
+import sys
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
+sys.path.insert(0, sys.argv[1])
+import octavo
+assert octavo.__file__.startswith(sys.argv[1]), octavo.__file__
+import pytest
+sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[2:]]))
+"""
+
+
+def main() -> int:
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(TARGET)]
+    subprocess.run(
+        [*install, "-C", "cmake.define.OCTAVO_SANITIZE=ON", "-C", f"build-dir={TARGET}-build", str(ROOT)], check=True
+    )
+    library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": library.stdout.strip(),
+        # Python keeps memory until it ends.
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    return subprocess.run([sys.executable, "-c", RUN, str(TARGET), *TESTS], cwd=ROOT, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
