@@ -22,6 +22,10 @@ logger = init_logger(__name__)
 
 # So many pairs at once, more only where one row has more: about ten arrays of them are alive, 40 MiB.
 _MOST_PAIRS = 1 << 19
+# Failures of processors, by class and kind, that have been logged with their tracebacks.
+_seen_failures: set[tuple[str, str]] = set()
+_MOST_TRACEBACKS = 64
+_LONGEST_LOGGED = 500
 
 _Row = tuple[int, RowChanges]
 
@@ -100,9 +104,19 @@ def _process(row: Tensor, processor: NamedProcessor, output_token_ids: NDArray[n
             return f"logits processor {name} returned NaN logits"
         row.copy_(changed)
     except Exception as error:  # not our code
-        logger.error("logits processor %s failed", name, exc_info=error)
-        return one_line(f"logits processor {name} failed: {type(error).__name__}: {error}")
+        message = one_line(f"logits processor {name} failed: {type(error).__name__}: {error}")
+        _log_failure(name, error, message)
+        return message
     return None
+
+
+def _log_failure(name: str, error: Exception, message: str) -> None:
+    """With the traceback where it is the first of its kind: clients may bring about as many as they like."""
+    kind = (name, type(error).__name__)
+    first = kind not in _seen_failures and len(_seen_failures) < _MOST_TRACEBACKS
+    if first:
+        _seen_failures.add(kind)
+    logger.error("%s", message[:_LONGEST_LOGGED], exc_info=error if first else None)
 
 
 def _described(value: object) -> str:

@@ -60,6 +60,8 @@ def wrong(fault: str, logits: Tensor) -> Any:
     match fault:
         case "raises":
             raise RuntimeError("made up\nin two lines")
+        case "overflows":
+            raise OverflowError("made up")
         case "shape":
             return logits[:-1]
         case "dtype":

@@ -91,6 +91,25 @@ def test_what_goes_wrong_fails_that_request_alone(worker: Worker, fault: str, te
         assert request.outputs == reference_tokens(request.prompt, request.params, 4)
 
 
+def test_failures_do_not_flood_the_log(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Clients can bring them about as often as they like: one traceback for each class and kind, then a line each."""
+
+    scheduler = PlainScheduler()
+
+    def fail(fault: str, count: int) -> str:
+        for _ in range(count):
+            scheduler.add(f"r{len(scheduler.requests)}", [24], params(extra_args={"fault": fault}))
+        advance(worker, scheduler)
+        return capsys.readouterr().err
+
+    fail("raises", 1)
+    assert fail("raises", 3).count("\n") == 3
+    first, second = fail("overflows", 1), fail("overflows", 1)
+    assert first.count("Traceback") == 1  # control: another kind has a traceback of its own
+    assert first.splitlines()[0].endswith("logits processor Faulty failed: OverflowError: made up")
+    assert second.count("\n") == 1
+
+
 def test_a_processor_may_keep_the_row_and_write_to_it_later() -> None:
     kept: list[torch.Tensor] = []
 
