@@ -144,6 +144,10 @@ class FakeAsyncLLM:
         self.logprob_of_b = -1.5
         self._inputs = InputProcessor(self.config, self.tokenizer)
 
+    def lengthen(self, max_model_len: int) -> None:
+        """Takes longer prompts than before."""
+        self._inputs.max_model_len = max_model_len
+
     async def render(self, messages: list[dict[str, Any]], **options: Any) -> Any:
         self.rendered.append((messages, options))
         opening = self.opening if options["add_generation_prompt"] else ""

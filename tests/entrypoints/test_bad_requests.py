@@ -409,6 +409,31 @@ def test_many_choices_are_refused_at_once(server: Any, error: Error) -> None:
     assert time.perf_counter() - begin < 1.0
 
 
+@pytest.mark.parametrize("field", ["allowed_token_ids", "bad_words"])
+def test_the_parameters_of_many_prompts_are_bounded_together(make_server: Any, error: Error, field: str) -> None:
+    """A list that is sent once would be held once for each prompt: a million ids for a thousand prompts, 8 GB."""
+    server = make_server(max_body_bytes=1 << 24)
+    value = [7] * 500_000 if field == "allowed_token_ids" else ["x" * 1024] * 128
+    num_bytes = 500_000 if field == "allowed_token_ids" else 128 * 1024 * 2
+    most = (1 << 26) // num_bytes
+    message = error(server.complete(**{"prompt": ["x"] * (most + 1), field: value}), 400, "prompt")["message"]
+    assert f"there are {most + 1} choices" in message
+    assert server.engine.started == []
+    assert server.complete(**{"prompt": ["x"] * (most // 8), field: value}).status_code == 200
+
+
+def test_the_tokens_of_many_prompts_are_bounded_in_all_choices_together(make_server: Any, error: Error) -> None:
+    server = make_server(max_body_bytes=1 << 22)
+    server.engine.lengthen(1 << 16)
+    fields = {"max_tokens": 1, "temperature": 1}
+    most = (1 << 22) // (16 * 40_000)
+    answer = server.complete(**fields, prompt=[[5] * 40_000] * (most + 1), n=16)
+    assert "tokens in all 16 choices" in error(answer, 400, "n")["message"]
+    assert server.engine.started == []
+    assert server.complete(**fields, prompt=[[5] * 40_000] * most, n=16).status_code == 200
+    assert server.complete(**fields, prompt=[[5] * 40_000] * (most + 1), n=1).status_code == 200
+
+
 def test_a_body_beyond_the_limit_is_refused_early(server: Any, error: Error) -> None:
     body = json.dumps({"prompt": "x" * 30_000}).encode()
     response = server.post("/v1/completions", body)

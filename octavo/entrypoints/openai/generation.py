@@ -22,6 +22,10 @@ __all__ = ["Answer", "TokenCount", "merge_outputs", "process_prompts"]
 
 # Makes ids unique in the engine, whatever ids clients choose.
 _numbers = itertools.count()
+# Each choice of each prompt has a copy of the parameters, and of its prompt. So many bytes and tokens may be in all
+# copies of one HTTP request; the engine has the same bounds for each prompt.
+_MOST_COPIED_BYTES = 1 << 26
+_MOST_COPIED_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ async def process_prompts(
     if limit is not None and params.truncate_prompt_tokens == -1:  # leave room for it
         params.max_tokens = min(limit, engine.config.model.max_model_len - 1)
     found = []
+    num_tokens = 0
     for index, prompt in enumerate(prompts):
         try:
             inputs = await engine.process_inputs(
@@ -82,11 +87,29 @@ async def process_prompts(
             if len(prompts) == 1:
                 raise
             raise type(error)(f"prompt {index}: {error}", param=error.param) from None
+        if index == 0:
+            _check_copied_parameters(inputs.params, len(prompts))
+        num_tokens += len(inputs.prompt_token_ids)
+        if params.n > 1 and num_tokens * params.n > _MOST_COPIED_TOKENS:
+            message = f"the prompts have more than {_MOST_COPIED_TOKENS} tokens in all {params.n} choices; lower n"
+            raise RequestError(message, param="n")
         if limit is not None:
             _limit_tokens(inputs, limit)
         found.append(inputs)
         await asyncio.sleep(0)  # short prompts are encoded on the loop: others have their turn in between
     return found
+
+
+def _check_copied_parameters(params: SamplingParams, num_prompts: int) -> None:
+    """Refuses lists of prompts whose parameters would take more memory than one request may. ``params`` are complete:
+    the same for every prompt, but for numbers."""
+    copies = num_prompts * params.n
+    if num_prompts > 1 and (num_bytes := copies * len(msgspec.msgpack.encode(params))) > _MOST_COPIED_BYTES:
+        message = (
+            f"there are {copies} choices and the parameters take {num_bytes // copies} bytes, together {num_bytes}, "
+            f"but at most {_MOST_COPIED_BYTES} are taken; send fewer prompts at once, or shorten the longest list"
+        )
+        raise RequestError(message, param="prompt")
 
 
 def _limit_tokens(inputs: "EngineInputs", limit: int) -> None:
