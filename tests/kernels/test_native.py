@@ -56,10 +56,15 @@ def test_a_row_has_the_same_bits_alone_and_among_others(
 ) -> None:
     x, bias = random(num_rows, inner, dtype=dtype), random(outer, dtype=dtype, seed=2)
     weight = kernels.pack_weight(random(outer, inner, dtype=dtype, seed=1))
-    together, scores = kernels.linear(x, weight, bias), kernels.logits(x, weight)
+    together, scores, capped = (
+        kernels.linear(x, weight, bias),
+        kernels.logits(x, weight),
+        kernels.logits(x, weight, 3.0, 5.0),
+    )
     for row in {0, num_rows // 2, num_rows - 1}:
         assert torch.equal(kernels.linear(x[row : row + 1], weight, bias)[0], together[row])
         assert torch.equal(kernels.logits(x[row : row + 1], weight)[0], scores[row])
+        assert torch.equal(kernels.logits(x[row : row + 1], weight, 3.0, 5.0)[0], capped[row])
 
 
 def test_one_thread_and_two_give_the_same_bits(native_level: Callable[[int], None], make_batch: MakeBatch) -> None:

@@ -1,0 +1,46 @@
+"""The promises in bfloat16, which is what models are served in: chunks and neighbours change no bit of a logprob."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.kernels import native
+from tests.properties.harness import PROMPT_LEN, Runner, assert_same, greedy, prompt, seeded
+
+
+@pytest.mark.parametrize("chunk", [16, 17])
+def test_chunked_prefill_changes_nothing(run: Runner, model_dir: Path, chunk: int) -> None:
+    whole = run(model_dir, [prompt(70)], seeded(3), dtype="bfloat16")
+    chunked = run(model_dir, [prompt(70)], seeded(3), dtype="bfloat16", long_prefill_token_threshold=chunk)
+    assert whole.scheduled()[0] == PROMPT_LEN
+    assert max(chunked.scheduled()) == chunk
+    assert_same(whole.outputs[0], chunked.outputs[0])
+
+
+def test_a_request_alone_equals_the_same_among_neighbours(run: Runner, model_dir: Path) -> None:
+    prompts = [prompt(71, 90), prompt(72), prompt(73, 1), prompt(74, 300)]
+    params = [seeded(1, 40), greedy(), greedy(30), seeded(2, 5)]
+    alone = run(model_dir, prompts[1:2], greedy(), dtype="bfloat16")
+    among = run(model_dir, prompts, params, dtype="bfloat16", max_num_batched_tokens=256, max_num_seqs=8)
+    assert max(len(step["requests"]) for step in among.trace) >= 3
+    assert_same(alone.outputs[0], among.outputs[1])
+
+
+def test_control_one_bit_of_one_activation_is_noticed(
+    run: Runner, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = native._KERNELS["silu_and_mul"]
+
+    def nudged(x: Tensor) -> Tensor:
+        found: Tensor = honest(x)
+        if len(x) == 17:
+            found.view(torch.int16)[:, 0] ^= 1
+        return found
+
+    monkeypatch.setitem(native._KERNELS, "silu_and_mul", nudged)
+    whole = run(llama_dir, [prompt(70)], seeded(3), dtype="bfloat16")
+    chunked = run(llama_dir, [prompt(70)], seeded(3), dtype="bfloat16", long_prefill_token_threshold=17)
+    with pytest.raises(AssertionError):
+        assert_same(whole.outputs[0], chunked.outputs[0])
