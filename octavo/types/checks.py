@@ -1,11 +1,21 @@
 """Typed and bounded values: what parameters of requests are checked with. Every refusal names the parameter."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from octavo.errors import RequestError
 
-__all__ = ["check_boolean", "check_integer", "check_number", "check_short_list", "check_strings", "wrong"]
+__all__ = [
+    "check_boolean",
+    "check_integer",
+    "check_integers",
+    "check_number",
+    "check_numbers",
+    "check_short_list",
+    "check_strings",
+    "wrong",
+]
 
 
 def wrong(name: str, value: Any, expected: str) -> RequestError:
@@ -30,9 +40,29 @@ def check_number(name: str, value: Any, low: float, high: float, low_open: bool 
     """A number from ``low`` (or above it, with ``low_open``) to ``high``; never NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong(name, value, "a number")
-    if math.isnan(value) or value < low or value > high or (low_open and value == low):
+    if not low <= value <= high or (low_open and value == low):  # nothing holds of a NaN
         bounds = f"above {low:g} and at most {high:g}" if low_open else f"between {low:g} and {high:g}"
         raise wrong(name, value, bounds)
+
+
+def check_integers(name: str, values: Collection[Any], low: int, high: int) -> None:
+    """``check_integer`` for each. There may be a million, checked on an event loop: looked at one by one only where
+    something is wrong."""
+    if not (set(map(type, values)) <= {int} and _all_between(values, low, high)):
+        for value in values:
+            check_integer(name, value, low, high)
+
+
+def check_numbers(name: str, values: Collection[Any], low: float, high: float) -> None:
+    """``check_number`` for each, in the same way."""
+    if not (set(map(type, values)) <= {int, float} and _all_between(values, low, high)):
+        for value in values:
+            check_number(name, value, low, high)
+
+
+def _all_between(values: Collection[Any], low: float, high: float) -> bool:
+    """Of numbers; False where there is a NaN. ``min`` and ``max`` may pass over one, a sum does not."""
+    return not values or (low <= min(values) and max(values) <= high and not math.isnan(sum(values)))
 
 
 def check_short_list(name: str, value: Any, most: int, kind: str, expected: str) -> None:

@@ -6,7 +6,16 @@ from typing import Any
 import msgspec
 
 from octavo.errors import RequestError
-from octavo.types.checks import check_boolean, check_integer, check_number, check_short_list, check_strings, wrong
+from octavo.types.checks import (
+    check_boolean,
+    check_integer,
+    check_integers,
+    check_number,
+    check_numbers,
+    check_short_list,
+    check_strings,
+    wrong,
+)
 
 __all__ = ["MAX_CHOICES", "RequestOutputKind", "SamplingParams"]
 
@@ -19,6 +28,7 @@ _MOST_LOGPROB_TOKEN_IDS = 1024
 _MOST_BIASES = _MOST_ALLOWED_TOKEN_IDS = 1 << 20
 _SEED_MIN, _SEED_MAX = -(2**63), 2**63 - 1
 _TOKEN_COUNT_MAX = 2**31 - 1
+_LONGEST_ID = 10  # decimal digits
 # Below this temperature the distribution is a point mass in float32; vLLM treats it as greedy too.
 GREEDY_TEMPERATURE = 1e-5
 
@@ -178,9 +188,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if len(self.logit_bias) > _MOST_BIASES:
             message = f"logit_bias must have at most {_MOST_BIASES} entries, got {len(self.logit_bias)}"
             raise RequestError(message, param="logit_bias")
-        for token_id, bias in self.logit_bias.items():
-            check_integer("logit_bias", token_id, 0, _TOKEN_COUNT_MAX)
-            check_number("logit_bias", bias, -100.0, 100.0)
+        check_integers("logit_bias", self.logit_bias, 0, _TOKEN_COUNT_MAX)
+        check_numbers("logit_bias", self.logit_bias.values(), -100.0, 100.0)
         if self.allowed_token_ids is not None:
             _check_ids("allowed_token_ids", self.allowed_token_ids, _MOST_ALLOWED_TOKEN_IDS)
             if not self.allowed_token_ids:
@@ -222,15 +231,22 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def _check_ids(name: str, value: Any, most: int) -> None:
     check_short_list(name, value, most, "token ids", "a list of token ids")
-    for token_id in value:
-        check_integer(name, token_id, 0, _TOKEN_COUNT_MAX)
+    check_integers(name, value, 0, _TOKEN_COUNT_MAX)
 
 
 def _with_integer_keys(bias: dict[Any, float]) -> dict[int, float]:
-    """JSON has no other keys than strings."""
+    """JSON has no other keys than strings. A million are looked at one by one only where something is wrong."""
+    kinds = set(map(type, bias))
+    if kinds <= {int}:
+        return dict(bias)
+    if kinds == {str} and "" not in bias and max(map(len, bias)) <= _LONGEST_ID:
+        digits = "".join(bias)
+        by_id = dict(zip(map(int, bias), bias.values(), strict=True)) if digits.isascii() and digits.isdecimal() else {}
+        if len(by_id) == len(bias):
+            return by_id
     found: dict[int, float] = {}
     for key, value in bias.items():
-        plain = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 10
+        plain = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= _LONGEST_ID
         token_id = int(key) if plain else key
         if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise RequestError(f"logit_bias must have token ids as keys, got {key!r:.60}", param="logit_bias")

@@ -5,12 +5,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo import SamplingParams
 from octavo.errors import RequestError
 
 WRONG: list[tuple[str, Any]] = [
     ("temperature", -0.1),
+    ("temperature", 10**400),
     ("temperature", 2.1),
     ("temperature", math.nan),
     ("temperature", math.inf),
@@ -55,6 +58,18 @@ WRONG: list[tuple[str, Any]] = [
     ("logit_bias", {1: 101.0}),
     ("logit_bias", {1: math.nan}),
     ("logit_bias", {1: 1.0, "1": 2.0}),
+    ("logit_bias", {"1": 1.0, "01": 2.0}),
+    ("logit_bias", {"": 1.0}),
+    ("logit_bias", {"\u0663": 1.0}),
+    ("logit_bias", {"1" * 11: 1.0}),
+    ("logit_bias", {True: 1.0}),
+    ("logit_bias", {1: 1.0, 2: math.nan, 3: 2.0}),
+    ("logit_bias", {1: 1.0, 2: 10**400}),
+    ("logit_bias", {1: math.inf, 2: -math.inf}),
+    ("logit_bias", {1: 1.0, 2: True}),
+    ("logit_bias", {1: 1.0, 2: "1"}),
+    ("allowed_token_ids", [1, True]),
+    ("allowed_token_ids", [1, 2**31]),
     ("logit_bias", [1]),
     ("allowed_token_ids", []),
     ("allowed_token_ids", [-1]),
@@ -167,6 +182,27 @@ def test_a_list_that_is_too_long_is_refused_without_a_look_at_its_entries(name: 
 
 def test_logit_bias_takes_the_keys_that_json_has() -> None:
     assert SamplingParams(logit_bias={"7": 1, 8: -1.0}).logit_bias == {7: 1, 8: -1.0}
+
+
+_NUMBERS = st.one_of(
+    st.integers(-101, 101), st.floats(), st.booleans(), st.sampled_from([2**31 - 1, 2**31, 10**400, "1", None])
+)
+
+
+def _refused(**fields: Any) -> bool:
+    try:
+        SamplingParams(**fields)
+    except RequestError:
+        return True
+    return False
+
+
+@given(st.lists(_NUMBERS, min_size=1, max_size=6))
+def test_a_list_is_refused_for_each_of_its_entries_and_for_no_other_reason(values: list[Any]) -> None:
+    """Long ones are checked all at once; what is wrong with one entry must not hide among the others."""
+    assert _refused(allowed_token_ids=values) == any(_refused(allowed_token_ids=[value]) for value in values)
+    biases = dict(enumerate(values))
+    assert _refused(logit_bias=biases) == any(_refused(logit_bias={0: value}) for value in values)
 
 
 def test_stop_strings_need_text() -> None:
