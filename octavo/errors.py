@@ -9,6 +9,7 @@
     │   ├── NotFoundError     no such model or resource                        HTTP 404
     │   └── OverloadedError   refused for now; may be tried again              HTTP 503
     ├── RequestFailedError    the engine could not finish this one request     HTTP 500
+    │   └── NoTokenLeftError  its own parameters left it nothing to go on with HTTP 400
     └── EngineDeadError       the engine process is gone                       HTTP 503, exit code 3
 
 Messages say what was wrong, what was expected, and which flag or field to change. They are one line: the command
@@ -20,6 +21,7 @@ __all__ = [
     "ConfigError",
     "EngineDeadError",
     "ModelError",
+    "NoTokenLeftError",
     "NotFoundError",
     "OctavoError",
     "OverloadedError",
@@ -99,6 +101,14 @@ class OverloadedError(RequestError):
 
 class RequestFailedError(OctavoError):
     """The engine accepted the request and could not finish it; other requests are not affected."""
+
+    status = 500
+
+
+class NoTokenLeftError(RequestFailedError):
+    """The request's own parameters forbid every token that could come next: the client's mistake, found on the way."""
+
+    status = 400
 
 
 class EngineDeadError(OctavoError):

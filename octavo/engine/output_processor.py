@@ -14,10 +14,10 @@ import msgspec
 from octavo.engine.input_processor import EngineInputs
 from octavo.engine.logprob_tables import TokenTexts
 from octavo.engine.request_state import Choice, RequestState
-from octavo.errors import RequestError, RequestFailedError
+from octavo.errors import NoTokenLeftError, RequestError, RequestFailedError
 from octavo.logging import init_logger, one_line
 from octavo.tokenizers import StopMatcher, Tokenizer
-from octavo.types import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from octavo.types import NO_TOKEN_LEFT, EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 if TYPE_CHECKING:
     from octavo.metrics import EngineMetrics
@@ -175,8 +175,10 @@ class OutputProcessor:
         state = choice.state
         if choice.finish_reason == FinishReason.ERROR:
             message = output.error or "the engine could not go on with the request"
-            # All but the length has been checked before: only that it does not fit is left to refuse.
-            state.error = RequestError(message, param="input_tokens") if output.refused else RequestFailedError(message)
+            if output.refused:  # all but the length has been checked before: only that it does not fit is left
+                state.error = RequestError(message, param="input_tokens")
+            else:
+                state.error = (NoTokenLeftError if message == NO_TOKEN_LEFT else RequestFailedError)(message)
         if output.finish_reason is None:
             self._closing[engine_id] = choice
             abort_ids.append(engine_id)

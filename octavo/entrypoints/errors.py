@@ -70,7 +70,7 @@ def error_info(error: Exception) -> ErrorInfo:
     if isinstance(error, EngineDeadError):
         return ErrorInfo("the engine has died; the server is going down", _type_name(503), None, 503)
     if isinstance(error, RequestFailedError):
-        return ErrorInfo(_short(str(error)), _type_name(500), None, 500)
+        return ErrorInfo(_short(str(error)), _type_name(error.status), None, error.status)
     return ErrorInfo("internal server error", _type_name(500), None, 500)
 
 

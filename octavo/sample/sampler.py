@@ -17,12 +17,12 @@ from octavo.sample.metadata import SamplingMetadata
 from octavo.sample.philox import uniforms
 from octavo.sample.raw_logits import RawLogits
 from octavo.sample.selection import CHUNK_LOGITS, pieces
-from octavo.types import PositionLogprobs
+from octavo.types import NO_TOKEN_LEFT, PositionLogprobs
 
 __all__ = ["Sampler", "SamplerOutput"]
 
 _NAN = "the model computed NaN logits for this request"
-_EMPTY = "no token can be sampled for this request: all its logits are -inf"
+_EMPTY = "the model computed logits of -inf only for this request"
 
 # Bytes of a logprob in a list of Python's: id, value, and the two references to them.
 _LISTED_BYTES = 80
@@ -73,6 +73,7 @@ class Sampler:
             raw = RawLogits(logits, metadata.changes)
             errors = change_logits(logits, metadata.changes) | dict.fromkeys(raw.broken_rows(), _NAN)
         output = _sample(logits, metadata, errors)
+        output.errors |= {row: NO_TOKEN_LEFT for row in metadata.changes if output.errors.get(row) == _EMPTY}
         if raw is not None:
             raw.restore(logits)
         _add_logprobs(logits, metadata, output)

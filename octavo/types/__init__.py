@@ -1,6 +1,7 @@
 """What crosses rooms, as msgspec structs and plain dataclasses. Knows nothing of torch, sockets or HTTP."""
 
 from octavo.types.engine_io import (
+    NO_TOKEN_LEFT,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -38,6 +39,7 @@ from octavo.types.scheduler_output import (
 
 __all__ = [
     "MAX_CHOICES",
+    "NO_TOKEN_LEFT",
     "BlockIds",
     "CachedRequestData",
     "CompletionOutput",

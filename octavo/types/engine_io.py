@@ -12,6 +12,7 @@ import msgspec
 from octavo.types.sampling_params import SamplingParams
 
 __all__ = [
+    "NO_TOKEN_LEFT",
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "EngineCoreRequest",
@@ -103,6 +104,13 @@ class RequestMetrics(msgspec.Struct, array_like=True, omit_defaults=True):
     first_token_time: float = 0.0
     last_token_time: float = 0.0
     num_preemptions: int = 0
+
+
+# The error of a request whose own parameters left it no token: not ours, but the client's mistake.
+NO_TOKEN_LEFT = (
+    "no token is left that may come next: allowed_token_ids, bad_words, min_tokens and custom logits processors "
+    "together forbid them all; loosen one of them"
+)
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):

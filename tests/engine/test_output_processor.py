@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from octavo.engine import EngineInputs, OutputProcessor
 from octavo.engine.output_processor import RequestState
-from octavo.errors import RequestError, RequestFailedError
+from octavo.errors import NoTokenLeftError, RequestError, RequestFailedError
 from octavo.tokenizers import Tokenizer, load_tokenizer
 from octavo.types import (
+    NO_TOKEN_LEFT,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -386,6 +387,14 @@ def test_an_error_is_the_requests_own(bench: Bench) -> None:
     assert isinstance(failing.error, RequestFailedError)
     assert str(failing.error) == "NaN in the logits"
     assert (other.finished, other.error) == (False, None)
+
+
+def test_a_request_that_left_itself_no_token_is_the_clients_mistake(bench: Bench) -> None:
+    state = bench.add()
+    bench.step(EngineCoreOutput("a", [], finish_reason=FinishReason.ERROR, error=NO_TOKEN_LEFT))
+    assert isinstance(state.error, NoTokenLeftError)
+    assert state.error.status == 400
+    assert RequestFailedError("control").status == 500
 
 
 def test_the_engines_refusal_of_a_request_is_the_clients_mistake(bench: Bench) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.entrypoints import ServerState, build_app
-from octavo.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError
+from octavo.errors import ConfigError, EngineDeadError, NoTokenLeftError, RequestError, RequestFailedError
 
 Error = Callable[..., dict[str, Any]]
 Events = Callable[..., list[Any]]
@@ -21,6 +21,7 @@ FAILURES = [
         "Service Unavailable",
         "the engine has died; the server is going down",
     ),
+    (NoTokenLeftError("all are forbidden"), 400, "BadRequestError", "all are forbidden"),
     (RequestError("it can never fit", param="prompt"), 400, "BadRequestError", "it can never fit"),
 ]
 

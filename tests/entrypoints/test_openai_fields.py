@@ -127,6 +127,15 @@ def test_allowed_tokens_are_the_only_ones(client: openai.OpenAI) -> None:
     assert len(set(found)) > 1
 
 
+def test_words_and_tokens_that_leave_nothing_on_the_way_are_the_clients_mistake(client: openai.OpenAI) -> None:
+    """The first token is free; after it the only one that is allowed would complete a bad word."""
+    (letter,) = completion(client, prompt="a")[1].model_extra["prompt_token_ids"]
+    fields = {"allowed_token_ids": [letter], "bad_words": ["aa"]}
+    with pytest.raises(openai.BadRequestError, match="no token is left that may come next"):
+        completion(client, extra=fields)
+    assert completion(client, max_tokens=1, extra=fields)[0] == [letter]
+
+
 def test_bad_words_are_not_said(client: openai.OpenAI) -> None:
     free = completion(client)[1].text
     word = free[:2]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo.sample import RowChanges, Sampler, SamplerOutput, SamplingMetadata
-from octavo.types import SamplingParams
+from octavo.types import NO_TOKEN_LEFT, SamplingParams
 from tests.sample import plain
 
 INF = math.inf
@@ -313,8 +313,9 @@ def test_nan_behind_a_banned_token_is_an_error_all_the_same(num_logprobs: int, v
 
 
 def test_banning_every_token_that_is_possible_fails_the_row() -> None:
-    output = sample([[1.0, -INF]], [Row(banned=(0,))])
-    assert "-inf" in output.errors[0]
+    output = sample([[1.0, -INF], [-INF, -INF]], [Row(banned=(0,)), Row()])
+    assert output.errors[0] == NO_TOKEN_LEFT
+    assert "the model computed logits of -inf" in output.errors[1]  # control: no doing of the request's
 
 
 # what is not used costs nothing -------------------------------------------------------------------------------------

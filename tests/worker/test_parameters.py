@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.types import PositionLogprobs, SamplingParams
+from octavo.types import NO_TOKEN_LEFT, PositionLogprobs, SamplingParams
 from octavo.worker import Worker
 from octavo.worker.input_batch import InputBatch
 from tests.worker.processors import NAMES
@@ -312,7 +312,7 @@ def test_a_request_that_forbids_all_it_allows_fails_alone() -> None:
     well = scheduler.add("well", [20], params())
     scheduler.step(worker, stuck=1, poor=1, well=1)
     for failed in (stuck, poor):
-        assert failed.error == "no token can be sampled for this request: all its logits are -inf"
+        assert failed.error == NO_TOKEN_LEFT
         assert failed.outputs == []
     check(well)
 
