@@ -153,24 +153,26 @@ class _TokenCounts:
 
 
 class _BadWords:
-    """The bad words of one request, as one table: finds all that are about to be completed at once."""
+    """The bad words of one request. What they take follows their tokens: one long word among many short ones costs no
+    more than itself."""
 
     _ANYTHING = -1
     _NOTHING = -2
 
     def __init__(self, words: list[list[int]]) -> None:
         self._last_ids = np.array([word[-1] for word in words], dtype=np.int64)
-        width = max(len(word) for word in words) - 1
-        self._before = np.full((len(words), width), self._ANYTHING, dtype=np.int64)
-        for row, word in enumerate(words):
-            self._before[row, width - len(word) + 1 :] = word[:-1]
+        self._ids_before = np.array([word[-2] if len(word) > 1 else self._ANYTHING for word in words], dtype=np.int64)
+        # All but the last two: looked at only where those before them are there.
+        self._heads = [np.array(word[:-2], dtype=np.int32) for word in words]
 
     def banned(self, output: NDArray[np.int32]) -> NDArray[np.int64]:
         """Last tokens of the words whose other tokens are the end of ``output``."""
-        width = self._before.shape[1]
-        recent = np.full(width, self._NOTHING, dtype=np.int64)
-        count = min(width, len(output))
-        recent[width - count :] = output[len(output) - count :]
-        completed = ((self._before == recent) | (self._before == self._ANYTHING)).all(axis=1)
+        newest = output[-1] if len(output) else self._NOTHING
+        possible = np.flatnonzero((self._ids_before == newest) | (self._ids_before == self._ANYTHING)).tolist()
+        completed = [index for index in possible if _ends_with(output[:-1], self._heads[index])]
         found: NDArray[np.int64] = self._last_ids[completed]
         return found
+
+
+def _ends_with(tokens: NDArray[np.int32], head: NDArray[np.int32]) -> bool:
+    return not head.size or (len(tokens) >= head.size and bool((tokens[len(tokens) - head.size :] == head).all()))

@@ -1,6 +1,7 @@
 """Changes of the logits, and logprobs in all their forms: exact, independent of the neighbours, free where unused."""
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,34 @@ def test_changes_that_do_not_apply_now_are_none() -> None:
     assert row([], presence_penalty=1.0) is None
     assert row([7], presence_penalty=1.0) is not None
     assert not RequestChanges.used_by(SamplingParams(top_k=3, min_p=0.1, logprobs=3, seed=1))
+
+
+_IDS = st.integers(0, 2)
+
+
+@given(
+    words=st.lists(st.lists(_IDS, min_size=1, max_size=5), min_size=1, max_size=6), output=st.lists(_IDS, max_size=7)
+)
+def test_bad_words_ban_their_last_tokens_behind_their_others(words: list[list[int]], output: list[int]) -> None:
+    changes = RequestChanges(SamplingParams(bad_words_token_ids=words), EOS, 50).row(
+        np.array([0, 1, 2, 0, *output], dtype=np.int32), 4
+    )
+    found = set() if changes is None else set(changes.banned_ids.tolist())
+    assert found == {word[-1] for word in words if plain.ends_with(output, word[:-1])}
+
+
+def test_a_long_bad_word_among_many_takes_no_more_than_itself() -> None:
+    """A table as wide as the longest and as high as their number would be 2 MB for each request."""
+    tracemalloc.start()
+    try:
+        long = RequestChanges(SamplingParams(bad_words_token_ids=[[5] * 1024]), EOS, 50)
+        mixed = RequestChanges(SamplingParams(bad_words_token_ids=[[5] * 1024] + [[6]] * 255), EOS, 50)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert long.row(np.full(1030, 5, dtype=np.int32), 1) is not None
+    assert mixed.row(np.array([5], dtype=np.int32), 1) is not None
+    assert size < 256 * 1024
 
 
 # counting -----------------------------------------------------------------------------------------------------------
