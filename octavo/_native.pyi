@@ -8,7 +8,9 @@ def multiply_bf16() -> int: ...
 def multiply_int8() -> int: ...
 def packed_bytes(type: int, out_size: int, in_size: int, /) -> int: ...
 def pack(type: int, weight: int, out_size: int, in_size: int, packed: int, /) -> None: ...
-def embedding(type: int, ids: int, weight: int, out: int, rows: int, size: int, /) -> None: ...
+def embedding(
+    type: int, ids: int, weight: int, out: int, rows: int, size: int, vocabulary: int, /
+) -> None: ...
 def linear(
     type: int,
     x: int,
@@ -52,11 +54,13 @@ def rotary(
     heads: int,
     head_size: int,
     rotary_dim: int,
+    max_position: int,
     /,
 ) -> None: ...
 def store_kv(
     type: int,
     cache: int,
+    blocks: int,
     block_size: int,
     heads: int,
     head_size: int,
@@ -71,6 +75,7 @@ def store_kv(
 def attention(
     type: int,
     cache: int,
+    blocks: int,
     block_size: int,
     heads: int,
     head_size: int,
@@ -81,7 +86,9 @@ def attention(
     seq_lens: int,
     block_table: int,
     table_stride: int,
+    table_width: int,
     requests: int,
+    rows: int,
     query_heads: int,
     scale: float,
     window: int,

@@ -45,8 +45,8 @@ class TileAttention {
     const int64_t start = call.query_start[tile.request];
     const int64_t rows = call.query_start[tile.request + 1] - start;
     const int64_t past = call.seq_lens[tile.request] - rows;
-    low_ = INT64_MAX;
-    high_ = 0;
+    low_ = first_end_ = INT64_MAX;
+    high_ = last_begin_ = 0;
     for (int64_t v = 0; v < tile.count; ++v) {
       const int64_t row = (tile.first + v) / shared_, head = tile.head * shared_ + (tile.first + v) % shared_;
       query_[v] = static_cast<const T*>(call.query) + (start + row) * call.query_stride + head * size_;
@@ -56,6 +56,8 @@ class TileAttention {
       begin_[v] = call.window > 0 ? std::max<int64_t>(0, end_[v] - call.window) : 0;
       low_ = std::min(low_, begin_[v]);
       high_ = std::max(high_, end_[v]);
+      last_begin_ = std::max(last_begin_, begin_[v]);
+      first_end_ = std::min(first_end_, end_[v]);
     }
   }
 
@@ -181,17 +183,32 @@ class TileAttention {
     return kChannels * kLanes;
   }
 
+  // Calls visit(position, seen) for each position that any vector looks at; seen(v): whether this one does. What it does
+  // not see it must not add, not even times zero: infinity and NaN would come through.
+  template <typename Visit>
+  OCTAVO_INLINE void by_positions(int64_t low, int64_t high, const Visit& visit) const {
+    int64_t position = std::max(low, low_);
+    const auto some = [&](int64_t end) {
+      for (; position < end; ++position)
+        visit(position, [&](int64_t v) { return position >= begin_[v] && position < end_[v]; });
+    };
+    some(std::min(last_begin_, high));
+    for (const int64_t end = std::min(first_end_, high); position < end; ++position)
+      visit(position, [](int64_t) { return true; });
+    some(high);
+  }
+
   template <int Vectors>
   void add_some(int64_t low, int64_t high, const float (*weights)[kPartition], int64_t channel, State& state) const {
     f32x16 sum[kTile][Vectors] = {};
-    // Positions before the first one that is seen, in the same group of 16, may be unwritten.
-    for (int64_t position = std::max(low, low_); position < high; ++position) {
+    by_positions(low, high, [&](int64_t position, auto seen) {
       const T* from = value(position) + channel;
       f32x16 part[Vectors];
       for (int i = 0; i < Vectors; ++i) part[i] = load(from + i * kLanes);
       for (int64_t v = 0; v < tile_.count; ++v)
-        for (int i = 0; i < Vectors; ++i) sum[v][i] = sum[v][i] + weights[v][position - low] * part[i];
-    }
+        if (seen(v))
+          for (int i = 0; i < Vectors; ++i) sum[v][i] = sum[v][i] + weights[v][position - low] * part[i];
+    });
     for (int64_t v = 0; v < tile_.count; ++v)
       for (int i = 0; i < Vectors; ++i) store(state.sums + v * size_ + channel + i * kLanes, sum[v][i]);
   }
@@ -199,10 +216,11 @@ class TileAttention {
   void add_last(int64_t low, int64_t high, const float (*weights)[kPartition], int64_t channel, int count,
                 State& state) const {
     f32x16 sum[kTile] = {};
-    for (int64_t position = std::max(low, low_); position < high; ++position) {
+    by_positions(low, high, [&](int64_t position, auto seen) {
       const f32x16 part = load_part(value(position) + channel, count);
-      for (int64_t v = 0; v < tile_.count; ++v) sum[v] = sum[v] + weights[v][position - low] * part;
-    }
+      for (int64_t v = 0; v < tile_.count; ++v)
+        if (seen(v)) sum[v] = sum[v] + weights[v][position - low] * part;
+    });
     for (int64_t v = 0; v < tile_.count; ++v) store_part(state.sums + v * size_ + channel, sum[v], count);
   }
 
@@ -218,7 +236,8 @@ class TileAttention {
   const Attention& call_;
   const Tile& tile_;
   const int64_t size_, shared_;
-  int64_t low_, high_;  // positions that any vector of the tile looks at
+  int64_t low_, high_;                // positions that any vector of the tile looks at
+  int64_t last_begin_, first_end_;    // positions that all of them look at
   const T* query_[kTile];
   T* out_[kTile];
   float sink_[kTile];

@@ -1,5 +1,5 @@
-// Python's view of the library: raw addresses and sizes in, nothing out. octavo/kernels/native.py checks what it passes;
-// the Python lock is released while a kernel works.
+// Python's view of the library: raw addresses and sizes in, nothing out. octavo/kernels/native.py checks tensors' types
+// and sizes, check.cpp what is in them; the Python lock is released while a kernel works.
 
 #include <atomic>
 #include <chrono>
@@ -8,6 +8,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "check.hpp"
 #include "dispatch.hpp"
 #include "thread_pool.hpp"
 
@@ -16,7 +17,7 @@ using namespace octavo;
 
 namespace {
 
-const Kernels* chosen = nullptr;
+std::atomic<const Kernels*> chosen{kernels_of("generic")};
 
 // What kernels have taken so far. The rest of a step is the engine's own time.
 std::atomic<int64_t> nanoseconds{0};
@@ -31,6 +32,7 @@ class Working {
 
  private:
   nb::gil_scoped_release release_;
+  PlainFloats floats_;
   std::chrono::steady_clock::time_point start_;
 };
 
@@ -43,8 +45,17 @@ T* at(Address address) {
 void choose(const std::string& level, int threads) {
   const Kernels* found = kernels_of(level);
   if (found == nullptr) throw nb::value_error("no such level on this machine");
+  if (threads < 1) throw nb::value_error("at least one thread is needed");
+  const nb::gil_scoped_release release;  // while another thread's kernel ends
+  pool().resize(threads);
   chosen = found;
-  set_threads(threads);
+}
+
+template <typename Call>
+void run(void (*Kernels::*kernel)(const Call&), const Call& call) {
+  const Working working;
+  check(call);
+  (chosen.load()->*kernel)(call);
 }
 
 }  // namespace
@@ -56,15 +67,15 @@ NB_MODULE(_native, m) {
   m.def("kernel_seconds", [] { return static_cast<double>(nanoseconds) * 1e-9; });
   m.def("stream", [](Address data, int64_t bytes) {
     const Working working;
-    chosen->stream(at<void>(data), bytes);
+    chosen.load()->stream(at<void>(data), bytes);
   });
   m.def("multiply_bf16", [] {
     const Working working;
-    return chosen->multiply_bf16();
+    return chosen.load()->multiply_bf16();
   });
   m.def("multiply_int8", [] {
     const Working working;
-    return chosen->multiply_int8();
+    return chosen.load()->multiply_int8();
   });
   m.def("packed_bytes", [](int type, int64_t out_size, int64_t in_size) {
     return packed_bytes(static_cast<Type>(type), out_size, in_size);
@@ -73,49 +84,51 @@ NB_MODULE(_native, m) {
     const Working working;
     pack(static_cast<Type>(type), at<void>(weight), out_size, in_size, at<void>(packed));
   });
-  m.def("embedding", [](int type, Address ids, Address weight, Address out, int64_t rows, int64_t size) {
+  m.def("embedding", [](int type, Address ids, Address weight, Address out, int64_t rows, int64_t size,
+                        int64_t vocabulary) {
     const Working working;
-    embed({static_cast<Type>(type), at<int64_t>(ids), at<void>(weight), at<void>(out), rows, size});
+    const Embedding call{static_cast<Type>(type), at<int64_t>(ids), at<void>(weight), at<void>(out), rows, size,
+                         vocabulary};
+    check(call);
+    embed(call);
   });
   m.def("linear", [](int type, Address x, int64_t x_stride, Address weight, Address bias, Address out, int out_type,
                      int64_t rows, int64_t in_size, int64_t out_size) {
-    const Working working;
-    chosen->linear({static_cast<Type>(type), at<void>(x), x_stride, at<void>(weight), at<void>(bias), at<void>(out),
-                    static_cast<Type>(out_type), rows, in_size, out_size});
+    run<Linear>(&Kernels::linear, {static_cast<Type>(type), at<void>(x), x_stride, at<void>(weight), at<void>(bias),
+                                   at<void>(out), static_cast<Type>(out_type), rows, in_size, out_size});
   });
   m.def("norm", [](int type, Address x, int64_t x_stride, Address residual, Address sum, float multiplier,
-                   int weight_type, Address weight, Address bias, int64_t weight_rows, Address out, int64_t rows, int64_t size, float eps,
-                   bool center) {
-    const Working working;
-    chosen->norm({static_cast<Type>(type), at<void>(x), x_stride, at<float>(residual), at<float>(sum), multiplier,
-                  static_cast<Type>(weight_type), at<void>(weight), at<void>(bias), weight_rows, at<void>(out), rows, size, eps,
-                  center});
+                   int weight_type, Address weight, Address bias, int64_t weight_rows, Address out, int64_t rows,
+                   int64_t size, float eps, bool center) {
+    run<Norm>(&Kernels::norm, {static_cast<Type>(type), at<void>(x), x_stride, at<float>(residual), at<float>(sum),
+                               multiplier, static_cast<Type>(weight_type), at<void>(weight), at<void>(bias),
+                               weight_rows, at<void>(out), rows, size, eps, center});
   });
   m.def("activation", [](int type, int function, bool gated, Address x, Address out, int64_t rows, int64_t size) {
-    const Working working;
-    chosen->activation({static_cast<Type>(type), static_cast<Function>(function), gated, at<void>(x), at<void>(out),
-                        rows, size});
+    run<Activation>(&Kernels::activation, {static_cast<Type>(type), static_cast<Function>(function), gated,
+                                           at<void>(x), at<void>(out), rows, size});
   });
   m.def("rotary", [](int type, Address positions, Address x, int64_t x_stride, Address cos_sin, Address out,
-                     int64_t rows, int64_t heads, int64_t head_size, int64_t rotary_dim) {
-    const Working working;
-    chosen->rotary({static_cast<Type>(type), at<int64_t>(positions), at<void>(x), x_stride, at<float>(cos_sin),
-                    at<void>(out), rows, heads, head_size, rotary_dim});
+                     int64_t rows, int64_t heads, int64_t head_size, int64_t rotary_dim, int64_t max_position) {
+    run<Rotary>(&Kernels::rotary, {static_cast<Type>(type), at<int64_t>(positions), at<void>(x), x_stride,
+                                   at<float>(cos_sin), at<void>(out), rows, heads, head_size, rotary_dim,
+                                   max_position});
   });
-  m.def("store_kv", [](int type, Address cache, int64_t block_size, int64_t heads, int64_t head_size, Address key,
-                       int64_t key_stride, Address value, int64_t value_stride, Address slots, int64_t rows) {
-    const Working working;
-    chosen->store_kv({{static_cast<Type>(type), at<void>(cache), block_size, heads, head_size}, at<void>(key),
-                      at<void>(value), key_stride, value_stride, at<int64_t>(slots), rows});
+  m.def("store_kv", [](int type, Address cache, int64_t blocks, int64_t block_size, int64_t heads, int64_t head_size,
+                       Address key, int64_t key_stride, Address value, int64_t value_stride, Address slots,
+                       int64_t rows) {
+    run<StoreKV>(&Kernels::store_kv,
+                 {{static_cast<Type>(type), at<void>(cache), blocks, block_size, heads, head_size}, at<void>(key),
+                  at<void>(value), key_stride, value_stride, at<int64_t>(slots), rows});
   });
-  m.def("attention", [](int type, Address cache, int64_t block_size, int64_t heads, int64_t head_size, Address query,
-                        int64_t query_stride, Address out, Address query_start, Address seq_lens, Address block_table,
-                        int64_t table_stride, int64_t requests, int64_t query_heads, float scale, int64_t window,
-                        float softcap, Address sinks) {
-    const Working working;
-    chosen->attention({{static_cast<Type>(type), at<void>(cache), block_size, heads, head_size}, at<void>(query),
-                       query_stride, at<void>(out), at<int32_t>(query_start), at<int32_t>(seq_lens),
-                       at<int32_t>(block_table), table_stride, requests, query_heads, scale, window, softcap,
-                       at<float>(sinks)});
+  m.def("attention", [](int type, Address cache, int64_t blocks, int64_t block_size, int64_t heads, int64_t head_size,
+                        Address query, int64_t query_stride, Address out, Address query_start, Address seq_lens,
+                        Address block_table, int64_t table_stride, int64_t table_width, int64_t requests, int64_t rows,
+                        int64_t query_heads, float scale, int64_t window, float softcap, Address sinks) {
+    run<Attention>(&Kernels::attention,
+                   {{static_cast<Type>(type), at<void>(cache), blocks, block_size, heads, head_size}, at<void>(query),
+                    query_stride, at<void>(out), at<int32_t>(query_start), at<int32_t>(seq_lens),
+                    at<int32_t>(block_table), table_stride, table_width, requests, rows, query_heads, scale, window,
+                    softcap, at<float>(sinks)});
   });
 }

@@ -65,9 +65,9 @@ struct Rotary {
   const int64_t* positions;  // [rows]
   const void* x;             // [rows, heads, head_size]
   int64_t x_stride;          // elements from row to row
-  const float* cos_sin;      // [positions, rotary_dim]: cosines, then sines
+  const float* cos_sin;      // [max_position, rotary_dim]: cosines, then sines
   void* out;                 // [rows, heads, head_size]
-  int64_t rows, heads, head_size, rotary_dim;
+  int64_t rows, heads, head_size, rotary_dim, max_position;
 };
 
 // One layer's KV cache. A block holds, for each KV head, its tokens' keys in tiles of 16 tokens, and then the values:
@@ -82,7 +82,7 @@ struct Rotary {
 struct KVCache {
   Type type;
   void* data;
-  int64_t block_size, heads, head_size;
+  int64_t blocks, block_size, heads, head_size;
 
   int64_t tile() const { return (block_size | 16) & -(block_size | 16); }  // tokens
 };
@@ -103,8 +103,8 @@ struct Attention {
   void* out;          // likewise, contiguous
   const int32_t* query_start;  // [requests + 1]
   const int32_t* seq_lens;     // [requests]
-  const int32_t* block_table;  // [requests, table_stride]
-  int64_t table_stride, requests, query_heads;
+  const int32_t* block_table;  // [requests, table_width], its rows table_stride apart
+  int64_t table_stride, table_width, requests, rows, query_heads;
   float scale;
   int64_t window;      // positions that a row looks at; 0: all
   float softcap;       // 0: none
@@ -116,7 +116,7 @@ struct Embedding {
   const int64_t* ids;   // [rows]
   const void* weight;   // packed, [vocabulary, size]
   void* out;            // [rows, size]
-  int64_t rows, size;
+  int64_t rows, size, vocabulary;
 };
 
 struct Kernels {

@@ -111,9 +111,11 @@ OCTAVO_INLINE float sum(f32x16 value) {
   return lane[0];
 }
 
+// NaN where there is one.
 OCTAVO_INLINE float max_lane(f32x16 value) {
   float most = value[0];
-  for (int lane = 1; lane < kLanes; ++lane) most = value[lane] > most ? value[lane] : most;
+  for (int lane = 1; lane < kLanes; ++lane)
+    most = value[lane] > most || value[lane] != value[lane] ? value[lane] : most;
   return most;
 }
 

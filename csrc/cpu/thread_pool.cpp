@@ -1,7 +1,9 @@
 #include "thread_pool.hpp"
 
 #include <chrono>
+#include <utility>
 
+#include <pthread.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -24,11 +26,35 @@ void relax() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
-  for (int index = 1; index < threads; ++index) workers_.emplace_back([this] { live(); });
+#if defined(__x86_64__)
+PlainFloats::PlainFloats() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }  // the state in which a process begins
+PlainFloats::~PlainFloats() { _mm_setcsr(saved_); }
+#else
+PlainFloats::PlainFloats() : saved_(0) {}
+PlainFloats::~PlainFloats() {}
+#endif
+
+void ThreadPool::resize(int threads) {
+  std::lock_guard<std::mutex> turn(one_at_a_time_);
+  if (threads == size()) return;
+  stop();
+  size_ = threads;
 }
 
-ThreadPool::~ThreadPool() {
+void ThreadPool::start() {
+  const size_t wanted = static_cast<size_t>(size()) - 1;
+  if (workers_.size() == wanted) return;
+  try {
+    workers_.reserve(wanted);
+    const uint64_t seen = generation_.load();
+    while (workers_.size() < wanted) workers_.emplace_back([this, seen] { live(seen); });
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+void ThreadPool::stop() {
   {
     std::lock_guard<std::mutex> lock(sleep_);
     stop_ = true;
@@ -36,10 +62,13 @@ ThreadPool::~ThreadPool() {
   }
   wake_.notify_all();
   for (auto& worker : workers_) worker.join();
+  workers_.clear();
+  stop_ = false;
 }
 
 void ThreadPool::run_shared(int64_t pieces, Call call, const void* context) {
   std::lock_guard<std::mutex> turn(one_at_a_time_);
+  start();
   call_ = call;
   context_ = context;
   pieces_ = pieces;
@@ -60,16 +89,24 @@ void ThreadPool::run_shared(int64_t pieces, Call call, const void* context) {
     if (looks < 1 << 14) relax();
     else std::this_thread::yield();
   }
+  // All have finished: nobody else touches failure_ now.
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void ThreadPool::work_off() {
-  for (int64_t piece = next_.fetch_add(1, std::memory_order_relaxed); piece < pieces_;
-       piece = next_.fetch_add(1, std::memory_order_relaxed))
-    call_(context_, piece);
+  try {
+    for (int64_t piece = next_.fetch_add(1, std::memory_order_relaxed); piece < pieces_;
+         piece = next_.fetch_add(1, std::memory_order_relaxed))
+      call_(context_, piece);
+  } catch (...) {
+    next_.store(pieces_, std::memory_order_relaxed);  // the rest is in vain
+    std::lock_guard<std::mutex> lock(sleep_);
+    if (!failure_) failure_ = std::current_exception();
+  }
 }
 
-void ThreadPool::live() {
-  uint64_t seen = 0;
+void ThreadPool::live(uint64_t seen) {
+  const PlainFloats floats;
   for (;;) {
     auto deadline = std::chrono::steady_clock::now() + kAwake;
     for (int looks = 0; generation_.load(std::memory_order_acquire) == seen; ++looks) {
@@ -88,16 +125,22 @@ void ThreadPool::live() {
 }
 
 namespace {
-std::unique_ptr<ThreadPool> the_pool;
+
+// Never destroyed: when the process ends, a thread of Python's may still be in a kernel.
+ThreadPool* the_pool = nullptr;
+
+// A child of fork() has none of its parent's threads, and what they held is held for ever: it gets a pool of its own.
+void begin_anew() { the_pool = new ThreadPool(the_pool->size()); }
+
+bool make_pool() {
+  the_pool = new ThreadPool(1);
+  return pthread_atfork(nullptr, nullptr, begin_anew) == 0;
 }
 
-ThreadPool& pool() {
-  if (!the_pool) the_pool = std::make_unique<ThreadPool>(1);
-  return *the_pool;
-}
+[[maybe_unused]] const bool made = make_pool();
 
-void set_threads(int threads) {
-  if (!the_pool || the_pool->size() != threads) the_pool = std::make_unique<ThreadPool>(threads);
-}
+}  // namespace
+
+ThreadPool& pool() { return *the_pool; }
 
 }  // namespace octavo

@@ -9,6 +9,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from octavo.errors import UnsupportedError
 from octavo.kernels import AttentionMetadata, chosen_provider, paged_attention, reshape_and_cache
 from octavo.registry import Registry
 from octavo.types import KVCacheSpec
@@ -81,6 +82,14 @@ class NativeAttentionBackend(TorchAttentionBackend):
     """The same bytes for a block, in the order of the native kernels (drawn at KVCache in csrc/cpu/kernels.hpp)."""
 
     layout = "kv,head,tile,channel"
+
+    def view(self, raw: Tensor, spec: KVCacheSpec) -> Tensor:
+        if spec.dtype == "bfloat16" and spec.head_size % 2:
+            raise UnsupportedError(
+                f"heads of {spec.head_size} channels: the native kernels keep bfloat16 keys in pairs of channels; "
+                "use --dtype float32"
+            )
+        return super().view(raw, spec)
 
 
 def attention_backend() -> AttentionBackend:

@@ -1,4 +1,7 @@
-"""The native provider: the C++ kernels of ``csrc/cpu``, given the addresses and sizes of checked tensors.
+"""The native provider: the C++ kernels of ``csrc/cpu``, given the addresses and sizes of tensors.
+
+A kernel would read whatever memory it is pointed to, so types and sizes are checked here, and what is in index tensors
+by the library.
 
 The level (instruction set) is the best that the machine has, or the one that ``OCTAVO_CPU_ISA`` names. Ops that have no
 kernel here are computed by their definitions.
@@ -57,6 +60,18 @@ def _packed(weight: Weight) -> PackedWeight:
     return weight if isinstance(weight, PackedWeight) else pack_weight(weight)
 
 
+def _check(dtype: torch.dtype, shape: tuple[int, ...] | None, **tensors: Tensor | None) -> None:
+    """Each of them, where there is one, is of this type and shape (None: of any) and contiguous."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if tensor.dtype != dtype or (shape is not None and tensor.shape != shape):
+            expected = "" if shape is None else f" {shape}"
+            raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {dtype}{expected}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} is not contiguous")
+
+
 def _rows(x: Tensor) -> Tensor:
     """[rows, …] with rows that are contiguous; their distance is free."""
     size = 1
@@ -82,6 +97,7 @@ def _product(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.
     out_size, in_size = weight.shape
     if x.dtype != weight.dtype or x.shape[-1] != in_size:
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}, the weight {weight.dtype} {weight.shape}")
+    _check(x.dtype, (out_size,), bias=bias)
     x = _rows(x)
     out = torch.empty(x.shape[0], out_size, dtype=dtype)
     _native.linear(
@@ -102,11 +118,16 @@ def _product(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.
 def embedding(token_ids: Tensor, table: Weight, scale: float = 1.0) -> Tensor:
     table = _packed(table)
     out = torch.empty(token_ids.shape[0], table.shape[1], dtype=table.dtype)
-    if token_ids.numel() and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < table.shape[0]:
-        raise IndexError(f"token ids must be below {table.shape[0]}")
     ids = token_ids.contiguous()
+    _check(torch.int64, None, token_ids=ids)
     _native.embedding(
-        _TYPES[table.dtype], ids.data_ptr(), table.data.data_ptr(), out.data_ptr(), ids.shape[0], table.shape[1]
+        _TYPES[table.dtype],
+        ids.data_ptr(),
+        table.data.data_ptr(),
+        out.data_ptr(),
+        ids.shape[0],
+        table.shape[1],
+        table.shape[0],
     )
     return out if scale == 1.0 else (out.float() * scale).to(out.dtype)
 
@@ -143,11 +164,14 @@ def _norm(
 ) -> tuple[Tensor, Tensor]:
     """(normed, sum); without a residual the sum is x."""
     size = x.shape[-1]
+    # A weight for all rows, or one for each head.
+    _check(weight.dtype, (size,) if weight.ndim == 1 else tuple(x.shape[-2:]), weight=weight, bias=bias)
     rows = x if x.ndim == 2 and x.stride(1) == 1 else x.reshape(-1, size)
     out = torch.empty(x.shape, dtype=x.dtype)
     total = x
     if residual is not None:
         residual, total = residual.contiguous(), torch.empty(x.shape, dtype=torch.float32)
+        _check(torch.float32, tuple(x.shape), residual=residual)
     _native.norm(
         _TYPES[x.dtype],
         rows.data_ptr(),
@@ -182,7 +206,11 @@ def gelu(x: Tensor, approximate: GeluForm = "none") -> Tensor:
 
 def _activation(x: Tensor, function: int, *, gated: bool) -> Tensor:
     x = x.contiguous()
-    rows, size = x.shape[0], x.shape[1] // 2 if gated else x.shape[1]
+    rows, size = x.shape
+    if gated:
+        if size % 2:
+            raise ValueError(f"a gate and an up projection are two halves, got {size} channels")
+        size //= 2
     out = torch.empty(rows, size, dtype=x.dtype)
     _native.activation(_TYPES[x.dtype], function, gated, x.data_ptr(), out.data_ptr(), rows, size)
     return out
@@ -190,6 +218,8 @@ def _activation(x: Tensor, function: int, *, gated: bool) -> Tensor:
 
 def rotary_embedding(positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
     positions = positions.contiguous()
+    _check(torch.int64, (query.shape[0],), positions=positions)
+    _check(torch.float32, None, cos_sin=cos_sin)
     return _rotated(positions, query, cos_sin), _rotated(positions, key, cos_sin)
 
 
@@ -207,16 +237,21 @@ def _rotated(positions: Tensor, x: Tensor, cos_sin: Tensor) -> Tensor:
         x.shape[1],
         x.shape[2],
         cos_sin.shape[1],
+        cos_sin.shape[0],
     )
     return out
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     key, value, slots = _rows(key), _rows(value), slot_mapping.contiguous()
-    _, _, block_size, num_kv_heads, head_size = kv_cache.shape
+    num_blocks, _, block_size, num_kv_heads, head_size = kv_cache.shape
+    _check(torch.int64, (key.shape[0],), slot_mapping=slots)
+    _check(kv_cache.dtype, None, kv_cache=kv_cache)
+    _check_heads(kv_cache, (num_kv_heads, head_size), key=key, value=value)
     _native.store_kv(
         _TYPES[kv_cache.dtype],
         kv_cache.data_ptr(),
+        num_blocks,
         block_size,
         num_kv_heads,
         head_size,
@@ -239,14 +274,24 @@ def paged_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     query = _rows(query)
-    _, _, block_size, num_kv_heads, head_size = kv_cache.shape
-    out = torch.empty(query.shape, dtype=query.dtype)
+    num_blocks, _, block_size, num_kv_heads, head_size = kv_cache.shape
+    num_rows, num_heads, _ = query.shape
     starts, lengths = metadata.query_start_loc.contiguous(), metadata.seq_lens.contiguous()
-    table = _rows(metadata.block_table)
+    table = metadata.block_table
+    table = table if table.stride(1) == 1 else table.contiguous()
     wide_sinks = None if sinks is None else sinks.float().contiguous()
+    _check(kv_cache.dtype, None, kv_cache=kv_cache)
+    _check_heads(kv_cache, (num_heads, head_size), query=query)
+    _check(torch.int32, None, query_start_loc=starts, seq_lens=lengths)
+    if table.dtype != torch.int32 or not len(starts) - 1 == len(lengths) == len(table):
+        raise ValueError(f"block_table is {table.dtype} {tuple(table.shape)}, expected int32 and {len(lengths)} rows")
+    _check(torch.float32, (num_heads,), sinks=wide_sinks)
+    out = torch.empty(query.shape, dtype=query.dtype)
+    out[int(starts[-1]) :] = 0  # rows of no request
     _native.attention(
         _TYPES[kv_cache.dtype],
         kv_cache.data_ptr(),
+        num_blocks,
         block_size,
         num_kv_heads,
         head_size,
@@ -257,14 +302,24 @@ def paged_attention(
         lengths.data_ptr(),
         table.data_ptr(),
         table.stride(0),
+        table.shape[1],
         lengths.shape[0],
-        query.shape[1],
+        num_rows,
+        num_heads,
         scale,
         sliding_window or 0,
         softcap or 0.0,
         0 if wide_sinks is None else wide_sinks.data_ptr(),
     )
     return out
+
+
+def _check_heads(kv_cache: Tensor, shape: tuple[int, int], **tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype != kv_cache.dtype or tensor.shape[1:] != shape:
+            raise ValueError(
+                f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {kv_cache.dtype} and heads {shape}"
+            )
 
 
 _KERNELS: dict[str, Any] = {

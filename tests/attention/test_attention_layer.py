@@ -15,6 +15,7 @@ from octavo.attention import (
     get_forward_context,
     set_forward_context,
 )
+from octavo.errors import UnsupportedError
 from octavo.types import FullAttentionSpec, SlidingWindowSpec
 
 
@@ -138,3 +139,18 @@ def test_the_backend_names_its_layout() -> None:
     kernels.select("native")
     assert attention_backend().layout == "kv,head,tile,channel"
     kernels.select("torch")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_heads_that_the_native_kernels_have_no_room_for_are_refused_when_the_cache_is_bound(dtype: str) -> None:
+    kernels.select("native")
+    try:
+        layer = Attention("odd", num_heads=2, num_kv_heads=1, head_size=15, scale=0.3)
+    finally:
+        kernels.select("torch")
+    raw = torch.zeros(layer.kv_cache_spec(16, dtype).page_size_bytes, dtype=torch.uint8)
+    if dtype == "float32":
+        layer.bind_kv_cache(raw)
+    else:
+        with pytest.raises(UnsupportedError, match="heads of 15 channels.*use --dtype float32"):
+            layer.bind_kv_cache(raw)
