@@ -203,5 +203,15 @@ def test_a_gap_that_cannot_be(make_server: Any, error: Any) -> None:
     error(server.complete(prompt=[5, 6], suffix="c"), 400, "suffix")
     error(server.complete(suffix="c", echo=True), 400, "echo")
     error(server.complete(suffix="c", add_special_tokens=False), 400, "add_special_tokens")
+    error(server.complete(suffix="c", truncate_prompt_tokens=2), 400, "truncate_prompt_tokens")
     error(server.complete(suffix="c" * 100), 400, "input_tokens")
     assert server.complete(suffix="", echo=True).json()["choices"][0]["text"] == "hiabcd"
+
+
+def test_prompts_and_the_suffix_of_each_are_bounded_together(make_server: Any, error: Any) -> None:
+    """The suffix is sent once, but is encoded, and held, for each prompt."""
+    server = make_server(with_gap_tokens=True, max_body_bytes=1 << 20)
+    message = error(server.complete(prompt=["a"] * 1024, suffix="c" * 4096), 400, "suffix")["message"]
+    assert str(1024 * 4097) in message
+    control = server.complete(prompt=["a"] * 100, suffix="c" * 4096)
+    assert "prompt 0: the prompt has 4100 tokens" in error(control, 400, "input_tokens")["message"]

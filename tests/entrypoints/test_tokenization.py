@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize: shapes, both ways, and every mistake refused without touching the engine."""
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,6 +53,22 @@ def test_a_chat_is_tokenized_as_it_would_be_answered(server: Any) -> None:
 def test_a_text_that_does_not_fit_can_be_counted(server: Any) -> None:
     assert server.tokenize(prompt="x" * 1000).json()["count"] == 1000
     assert server.tokenize(prompt="").json()["count"] == 0
+
+
+def test_names_of_tokens_are_made_once_and_off_the_loop(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = make_server(max_body_bytes=1 << 20)
+    made: list[tuple[int, int]] = []
+    token_string = server.engine.tokenizer.token_string
+
+    def record(token_id: int) -> str:
+        made.append((token_id, threading.get_ident()))
+        return str(token_string(token_id))
+
+    monkeypatch.setattr(server.engine.tokenizer, "token_string", record)
+    body = server.tokenize(prompt="xyx" * 10_000, return_token_strs=True).json()
+    assert body["token_strs"] == list("xyx") * 10_000
+    assert len(made) == 2
+    assert threading.get_ident() not in {thread for _, thread in made}  # where the loop of these tests runs
 
 
 def test_ids_become_the_text_they_came_from(server: Any) -> None:

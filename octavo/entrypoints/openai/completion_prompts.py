@@ -10,7 +10,7 @@ from octavo.tokenizers import Tokenizer
 __all__ = ["completion_prompts"]
 
 _MOST_PROMPTS = 1024
-# Of a prompt and its suffix together: they are encoded whole before anything else is known of them.
+# Of all prompts, each with the suffix: they are encoded whole before anything else is known of them.
 _MOST_GAP_CHARS = 1 << 22
 
 
@@ -26,15 +26,16 @@ async def completion_prompts(request: CompletionRequest, tokenizer: Tokenizer) -
     if tokenizer.fill_in_middle is None:
         message = "suffix needs a model with fill-in-the-middle tokens, which this one does not have; leave it out"
         raise RequestError(message, param="suffix")
+    num_chars = len(prompts) * len(request.suffix) + sum(map(len, prompts))
+    if num_chars > _MOST_GAP_CHARS:
+        message = f"prompts, each with the suffix, must have at most {_MOST_GAP_CHARS} characters, got {num_chars}"
+        raise RequestError(message, param="suffix")
     return [await _with_gap(prompt, request.suffix, tokenizer) for prompt in prompts]
 
 
 async def _with_gap(prompt: Any, suffix: str, tokenizer: Tokenizer) -> Any:
     if not isinstance(prompt, str):
         raise RequestError("suffix needs prompts of text, not of token ids", param="suffix")
-    if len(prompt) + len(suffix) > _MOST_GAP_CHARS:
-        message = f"prompt and suffix must have at most {_MOST_GAP_CHARS} characters together"
-        raise RequestError(message, param="suffix")
     token_ids = await asyncio.to_thread(tokenizer.encode_fill_in_middle, prompt, suffix)
     return {"prompt": prompt, "prompt_token_ids": token_ids}
 

@@ -64,8 +64,13 @@ class OpenAIServingTokenization:
             token_ids = await asyncio.to_thread(self._engine.tokenizer.encode, request.prompt, special)
         tokens = None
         if request.return_token_strs:
-            tokens = [self._engine.tokenizer.token_string(token_id) for token_id in token_ids]
+            tokens = await asyncio.to_thread(self._token_strings, token_ids)
         return Answer(Tokenized(len(token_ids), self._engine.config.model.max_model_len, token_ids, tokens))
+
+    def _token_strings(self, token_ids: list[int]) -> list[str]:
+        """Each token's is made once, however often it comes: there may be millions."""
+        shown = {token_id: self._engine.tokenizer.token_string(token_id) for token_id in set(token_ids)}
+        return list(map(shown.__getitem__, token_ids))
 
 
 class OpenAIServingDetokenization:
