@@ -152,5 +152,5 @@ def test_heads_that_the_native_kernels_have_no_room_for_are_refused_when_the_cac
     if dtype == "float32":
         layer.bind_kv_cache(raw)
     else:
-        with pytest.raises(UnsupportedError, match="heads of 15 channels.*use --dtype float32"):
+        with pytest.raises(UnsupportedError, match=r"heads of 15 channels.*use --dtype float32"):
             layer.bind_kv_cache(raw)
