@@ -59,9 +59,7 @@ class CompletionRequest(GenerationRequest):
             message = "add_special_tokens: false cannot be combined with suffix"
             raise RequestError(message, param="add_special_tokens")
         if self.suffix and self.truncate_prompt_tokens is not None:
-            message = (
-                "truncate_prompt_tokens cannot be combined with suffix: it cuts off the mark at the beginning"
-            )
+            message = "truncate_prompt_tokens cannot be combined with suffix: it cuts off the mark at the beginning"
             raise RequestError(message, param="truncate_prompt_tokens")
         max_tokens = self.default_max_tokens(defaults) if self.max_tokens is None else self.max_tokens
         if self.prompt_only:
