@@ -220,7 +220,7 @@ class FakeAsyncLLM:
         table = {
             token_id: Logprob(self.logprob_of_b if token_id % 2 else -0.5, 2, self.tokenizer.decode_token(token_id))
         }
-        for rank in (1, *range(3, num_top + 1)):
+        for rank in (1, *range(3, min(num_top, VOCAB_SIZE) + 1)):
             if rank <= num_top:
                 table[rank + 200] = Logprob(-0.1 * rank, rank, f"<{rank}>")
         return table

@@ -147,6 +147,11 @@ def test_the_logprobs_of_many_prompts_are_bounded_together(make_server: Any, err
     assert server.complete(**fields | {"prompt": prompts[:8]}, echo=True).status_code == 200
 
 
+def test_more_logprobs_than_there_are_tokens_count_as_all_of_them(make_server: Any) -> None:
+    server = make_server(max_logprobs=-1)
+    assert server.complete(prompt=["hi", "ho"], max_tokens=1, prompt_logprobs=2**31 - 1).status_code == 200
+
+
 def test_token_ids_are_returned_where_asked_for(server: Any, events: Events) -> None:
     choice = server.complete(return_token_ids=True).json()["choices"][0]
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([107, 108], [100, 101, 102, 103])

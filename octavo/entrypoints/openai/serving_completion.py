@@ -67,7 +67,7 @@ def _check_prompt_tables(inputs: "list[EngineInputs]", vocab_size: int) -> None:
     num_top = inputs[0].params.prompt_logprobs
     if num_top is None:
         return
-    width = 1 + (vocab_size if num_top == -1 else num_top)
+    width = 1 + (vocab_size if num_top == -1 else min(num_top, vocab_size))
     num_entries = sum(len(item.prompt_token_ids) for item in inputs) * inputs[0].params.n * width
     if num_entries > _MOST_PROMPT_LOGPROBS:
         message = (
