@@ -1,4 +1,5 @@
-"""pip install, with one question asked first: would it bring gigabytes of CUDA to a machine that has no GPU?
+"""pip install, with one question asked first: would it bring gigabytes of CUDA to a machine that has no GPU? And one
+after: were the native kernels built? (Pip keeps what a build that succeeds has to say to itself.)
 
 Run by the Makefile with the virtual environment's own Python: ``install.py PIP_ARGUMENTS…``
 """
@@ -53,7 +54,17 @@ def main() -> int:
                 file=sys.stderr,
             )
             return 1
-    return pip("install", *sys.argv[1:]).returncode
+    code = pip("install", *sys.argv[1:]).returncode
+    if (
+        code == 0
+        and subprocess.run([sys.executable, "-c", "import octavo._native"], stderr=subprocess.DEVNULL).returncode
+    ):
+        print(
+            "octavo: installed WITHOUT its native kernels: they could not be built (is there a C++17 compiler?). It "
+            "will compute with torch, several times slower. `pip install -v` shows why.",
+            file=sys.stderr,
+        )
+    return code
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from octavo import envs
+from octavo.errors import ConfigError
 from octavo.logging import init_logger
 from octavo.platforms.cgroup import cpu_quota, memory_headroom
 from octavo.types import PlatformFacts
@@ -31,10 +32,17 @@ class CpuPlatform:
 
     @property
     def kernel_provider(self) -> str:
-        """The native kernels, where they were built and not switched off."""
-        if envs.cpu_isa() == "torch":
+        """The native kernels, where they were built and not switched off.
+
+        Raises:
+            ConfigError: OCTAVO_CPU_ISA asks for native kernels, and there are none.
+        """
+        asked = envs.cpu_isa()
+        if asked == "torch":
             return "torch"
         if importlib.util.find_spec("octavo._native") is None:
+            if asked is not None:
+                raise ConfigError(f"OCTAVO_CPU_ISA={asked!r}: the native kernels were not built; without them: torch")
             logger.warning(
                 "the native kernels were not built when octavo was installed (was there no C++ compiler?): computing "
                 "with torch, several times slower; install a compiler and octavo again"

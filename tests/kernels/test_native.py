@@ -145,16 +145,26 @@ def test_the_level_is_part_of_the_kernel_sets_name() -> None:
     assert kernels.kernel_set() == f"native-{os.environ['OCTAVO_CPU_ISA']}"
 
 
-def test_without_the_module_octavo_computes_with_torch_and_says_so() -> None:
+def _without_the_module(level: str) -> "subprocess.CompletedProcess[str]":
     program = (
-        "import sys; sys.modules['octavo._native'] = None\n"
         "import importlib.util\n"
         "found = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *more: None if name == 'octavo._native' else found(name, *more)\n"
         "from octavo.platforms import current_platform\n"
         "print(current_platform().kernel_provider)\n"
     )
-    environment = {**os.environ, "OCTAVO_CPU_ISA": ""}
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    environment = {**os.environ, "OCTAVO_CPU_ISA": level}
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+
+
+def test_without_the_module_octavo_computes_with_torch_and_says_so() -> None:
+    run = _without_the_module("")
     assert run.stdout == "torch\n"
     assert "native kernels were not built" in run.stderr
+
+
+def test_without_the_module_a_level_that_was_asked_for_is_refused() -> None:
+    assert _without_the_module("torch").stdout == "torch\n"
+    run = _without_the_module("generic")
+    assert not run.stdout
+    assert "ConfigError: OCTAVO_CPU_ISA='generic': the native kernels were not built" in run.stderr
