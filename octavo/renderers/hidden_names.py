@@ -14,6 +14,8 @@ from octavo.tokenizers import Tokenizer
 __all__ = ["HiddenNames", "SpecialNames"]
 
 _PRIVATE_USE = range(0xF0000, 0xFFFFD)
+# Looking at a string takes time however short it is: half a million strings of a character would take ten seconds.
+_LEAST_CHARS = 32
 
 
 class SpecialNames:
@@ -51,7 +53,8 @@ class HiddenNames:
         end_mark: a character that nothing else holds; "" if it is not needed.
 
     Raises:
-        RequestError: messages or settings are malformed, or have more than MAX_CHARS characters together.
+        RequestError: messages or settings are malformed, or have more than MAX_CHARS characters together; the shortest
+            text counts as some.
     """
 
     def __init__(
@@ -64,9 +67,11 @@ class HiddenNames:
 
         def count(text: str) -> None:
             nonlocal num_chars
-            num_chars += len(text)
+            num_chars += max(len(text), _LEAST_CHARS)
             if num_chars > MAX_CHARS:
-                raise RequestError(f"the messages have more than {MAX_CHARS} characters", param="messages")
+                least = f"each text counted as {_LEAST_CHARS} or more"
+                message = f"the messages have more than {MAX_CHARS} characters ({least})"
+                raise RequestError(message, param="messages")
             if not text.isascii():
                 used.update(text)
 

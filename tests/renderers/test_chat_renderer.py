@@ -247,6 +247,16 @@ def test_messages_of_too_many_characters_are_refused_before_they_are_rendered(re
         renderer.render([*user("a" * 3_000_000), *user("b" * 3_000_000)])
 
 
+def test_many_short_texts_are_refused_as_a_long_one_is(renderer: ChatRenderer) -> None:
+    """Each takes time, however short it is: half a million of them, ten seconds of a core."""
+    many = 1 << 17
+    with pytest.raises(RequestError, match="each text counted as 32"):
+        renderer.render([{"role": "user", "content": ""}] * many)
+    with pytest.raises(RequestError, match="each text counted as 32"):
+        renderer.render(user("a"), template_kwargs={"documents": ["a"] * many})
+    assert renderer.render(user("a"), template_kwargs={"documents": ["a"] * (many - 3)}).text  # control
+
+
 def test_messages_that_leave_no_private_use_character_are_refused(renderer: ChatRenderer) -> None:
     everything = "".join(map(chr, range(0xF0000, 0xFFFFE)))
     assert everything in renderer.render(user(everything)).text
