@@ -22,7 +22,8 @@ def measure_latency(
     on_iteration: Callable[[], None],
 ) -> dict[str, Any]:
     """Times in milliseconds. ``bandwidth_share``: weight bytes of a decode step ÷ measured bandwidth ÷ its time.
-    ``engine_ms_per_step``: what a step takes beside the native kernels. Both are None where those are not in use."""
+    ``engine_ms_per_step``: what a step takes beside the native kernels. Both are None where those are not in use; what
+    is said of decode steps is, where one token is generated: it comes from the prompt's step."""
     num_tokens = input_len + output_len
     with loaded(engine_options, num_tokens, batch_size) as (llm, trace):
         prompts = random_prompts(llm, batch_size, input_len)
@@ -38,7 +39,7 @@ def measure_latency(
                 runs.append(timed)
                 outside.append((timed.total - (_kernel_seconds(native) - before)) / timed.num_steps)
         config, kernel_set = llm.config, kernels.kernel_set()
-    decode = [(each.last_token - each.first_token) / max(output_len - 1, 1) for each in runs]
+    decode = [(each.last_token - each.first_token) / (output_len - 1) for each in runs] if output_len > 1 else []
     found = {
         "model": config.model.model,
         "dtype": config.model.dtype,
@@ -48,9 +49,9 @@ def measure_latency(
         "batch_size": batch_size,
         "latency_ms": summary([each.total for each in runs]),
         "first_token_ms": summary([each.first_token for each in runs]),
-        "decode_step_ms": summary(decode),
+        "decode_step_ms": summary(decode) if decode else None,
         "prefill_tokens_s": batch_size * input_len / median(each.first_token for each in runs),
-        "decode_tokens_s": batch_size / median(decode),
+        "decode_tokens_s": batch_size / median(decode) if decode else None,
         "bandwidth_gb_s": None,
         "bandwidth_share": None,
         "engine_ms_per_step": None,
@@ -58,8 +59,8 @@ def measure_latency(
     if native:
         bandwidth = measure_roofline(config.model.model, config.model.dtype)["bandwidth_gb_s"]
         at_best = step_bytes(Path(config.model.path), config.model.dtype) / (bandwidth * 1e9)
-        found |= {"bandwidth_gb_s": bandwidth, "bandwidth_share": at_best / median(decode)}
-        found["engine_ms_per_step"] = median(outside) * 1e3
+        found |= {"bandwidth_gb_s": bandwidth, "engine_ms_per_step": median(outside) * 1e3}
+        found["bandwidth_share"] = at_best / median(decode) if decode else None
     return found
 
 

@@ -12,7 +12,7 @@ __all__ = ["measure_roofline", "step_bytes"]
 
 _PAGE = 4096
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EMBEDDINGS, _HEAD = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight"), "lm_head.weight"
 
 
 def measure_roofline(model: str, dtype: str = "bfloat16") -> dict[str, Any]:
@@ -28,6 +28,7 @@ def measure_roofline(model: str, dtype: str = "bfloat16") -> dict[str, Any]:
     num_bytes = step_bytes(resolve_model(model), dtype) // _PAGE * _PAGE
     return {
         "model": model,
+        "dtype": dtype,
         "buffer_bytes": num_bytes,
         "bandwidth_gb_s": limits.measure_bandwidth(num_bytes) / 1e9,
         "bf16_gflop_s": limits.measure_bf16() / 1e9,
@@ -41,5 +42,5 @@ def step_bytes(path: Path, dtype: str) -> int:
     """Bytes of weights that a step over few rows reads: all but an embedding that is not the head, too."""
     sizes = {tensor.name: math.prod(tensor.shape) for tensor in iterate_tensors(path)}
     tied = read_model_facts(path).hf_config["tie_word_embeddings"]
-    unread = sizes.get(_HEAD if tied else _EMBEDDING, 0)
-    return (sum(sizes.values()) - unread) * _ITEM_BYTES[dtype]
+    unread = {_HEAD} if tied else set(_EMBEDDINGS)
+    return sum(size for name, size in sizes.items() if name not in unread) * _ITEM_BYTES[dtype]

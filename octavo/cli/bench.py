@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from octavo.config import EngineArgs
+from octavo.errors import ConfigError
 
 __all__ = ["add_parser"]
 
@@ -30,16 +31,24 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     _count(throughput, "--num-prompts", 64, "requests")
     startup = _kind(kinds, "startup", "from a new process to the first token", _startup)
     _count(startup, "--num-iters", 5, "runs that count")
-    _kind(kinds, "roofline", "how fast this machine reads memory and multiplies", _roofline)
+    roofline = _kind(kinds, "roofline", "how fast this machine reads memory and multiplies", _roofline, engine=False)
+    types = ("bfloat16", "float32")
+    roofline.add_argument("--dtype", choices=types, default=types[0], help=f"of the weights (default: {types[0]})")
 
 
 def _kind(
-    kinds: "argparse._SubParsersAction[Any]", name: str, text: str, work: Callable[..., dict[str, Any]]
+    kinds: "argparse._SubParsersAction[Any]",
+    name: str,
+    text: str,
+    work: Callable[..., dict[str, Any]],
+    *,
+    engine: bool = True,
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = kinds.add_parser(name, help=text, description=text, allow_abbrev=False)
     parser.add_argument("--model", help="as for serve (default: the demo model)")
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the result to FILE, too")
-    EngineArgs.add_cli_args(parser)
+    if engine:
+        EngineArgs.add_cli_args(parser)
     parser.set_defaults(run=lambda args: _run(args, name, work))
     return parser
 
@@ -54,6 +63,8 @@ def _count(parser: argparse.ArgumentParser, flag: str, default: int, text: str) 
 
 
 def _run(args: argparse.Namespace, name: str, work: Callable[..., dict[str, Any]]) -> int:
+    if args.output_json is not None and not args.output_json.parent.is_dir():
+        raise ConfigError(f"--output-json: there is no folder {args.output_json.parent}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(f"bench {name}", total=None)
@@ -65,7 +76,11 @@ def _run(args: argparse.Namespace, name: str, work: Callable[..., dict[str, Any]
         found = work(args, advance)
     line = json.dumps({"benchmark": name, **found})
     if args.output_json is not None:
-        args.output_json.write_text(line + "\n")
+        try:
+            args.output_json.write_text(line + "\n")
+        except OSError as error:
+            print(line)  # it took its time
+            raise ConfigError(f"--output-json: {error}") from error
     print(line)
     return 0
 
@@ -116,7 +131,7 @@ def _roofline(args: argparse.Namespace, advance: Callable[[int], Callable[[], No
     from octavo.bench import measure_roofline
 
     done = advance(1)
-    found = measure_roofline(_model(args))
+    found = measure_roofline(_model(args), args.dtype)
     done()
     return found
 
