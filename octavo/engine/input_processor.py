@@ -32,8 +32,9 @@ _CACHE_SALT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 # Texts with at most so many characters for each token that fits are encoded without a closer look.
 _CHARACTERS_A_TOKEN = 16
-# Text that is to be truncated is encoded whole, whatever fits: some seconds of work for so many characters.
-_MOST_TRUNCATED_CHARACTERS = 2**24
+# Text that is to be truncated is encoded whole, whatever fits: about a second of work, and half a GB of memory for as
+# long as it takes, for so many characters.
+_MOST_TRUNCATED_CHARACTERS = 2**22
 # Each choice has a copy of the prompt and of the parameters in the engine. So many tokens may be in all copies of one
 # prompt, and the parameters may take so many bytes on their way.
 _MOST_COPIED_TOKENS = 2**22
