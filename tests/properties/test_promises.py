@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo import LLM, AsyncLLM, SamplingParams
+from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.types import RequestOutputKind
 from tests.properties.harness import PROMPT_LEN, Runner, assert_same, greedy, prompt, seeded
 
@@ -39,6 +40,33 @@ def test_blocks_written_while_decoding_serve_a_longer_prompt(run: Runner, model_
     cached = run(model_dir, [prompt(2, 100), longer], [greedy(40), greedy()], max_num_seqs=1)
     assert_same(plain.outputs[0], cached.outputs[1])
     assert cached.outputs[1].num_cached_tokens == (100 + 39) // 16 * 16
+
+
+# Room for one of the two prompts and a part of the other: the second one takes the end of the first one's blocks.
+_EVICTION: dict[str, Any] = {"max_num_seqs": 1, "max_model_len": 384, "num_gpu_blocks_override": 25}
+
+
+def test_what_an_eviction_has_left_of_a_prefix_changes_nothing(run: Runner, model_dir: Path) -> None:
+    prompts = [prompt(8, 80), prompt(9, 340), prompt(8, 80)]
+    plain = run(model_dir, prompts, greedy(), enable_prefix_caching=False)
+    cached = run(model_dir, prompts, greedy(), **_EVICTION)
+    assert 0 < cached.outputs[2].num_cached_tokens < 64
+    for index in range(3):
+        assert_same(plain.outputs[index], cached.outputs[index])
+    roomy = run(model_dir, prompts, greedy(), **_EVICTION | {"num_gpu_blocks_override": 50})
+    assert roomy.outputs[2].num_cached_tokens == 64
+
+
+def test_control_blocks_that_are_still_found_after_their_eviction_are_noticed(
+    run: Runner, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [prompt(8, 80), prompt(9, 340), prompt(8, 80)]
+    plain = run(llama_dir, prompts, greedy(), enable_prefix_caching=False)
+    monkeypatch.setattr(BlockPool, "_forget", lambda self, block: setattr(block, "block_hash", None))
+    wrong = run(llama_dir, prompts, greedy(), **_EVICTION)
+    assert wrong.outputs[2].num_cached_tokens == 64
+    with pytest.raises(AssertionError):
+        assert_same(plain.outputs[2], wrong.outputs[2])
 
 
 def test_different_salts_share_nothing(llama_dir: Path) -> None:
