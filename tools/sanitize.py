@@ -1,6 +1,7 @@
 """``make sanitize``: the tests of the native kernels, built with AddressSanitizer and UndefinedBehaviorSanitizer.
 
-The build goes to a folder of its own. Python itself is not sanitized, so the sanitizers' library is loaded before it.
+The build goes to a folder of its own. Python itself is not sanitized, so the sanitizers' library is loaded before it,
+and C++'s with it, whose exceptions the former has to find.
 """
 
 import os
@@ -19,7 +20,7 @@ sys.path.insert(0, sys.argv[1])
 import octavo
 assert octavo.__file__.startswith(sys.argv[1]), octavo.__file__
 import pytest
-sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[2:]]))
+sys.exit(pytest.main(["-p", "no:cacheprovider", "--capture=sys", *sys.argv[2:]]))
 """
 
 
@@ -28,10 +29,13 @@ def main() -> int:
     subprocess.run(
         [*install, "-C", "cmake.define.OCTAVO_SANITIZE=ON", "-C", f"build-dir={TARGET}-build", str(ROOT)], check=True
     )
-    library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    libraries = [
+        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
     environment = {
         **os.environ,
-        "LD_PRELOAD": library.stdout.strip(),
+        "LD_PRELOAD": " ".join(libraries),
         # Python keeps memory until it ends.
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",

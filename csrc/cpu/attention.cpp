@@ -9,6 +9,7 @@
 //                           └─ …                 └─ …                                                ┘
 
 #include <algorithm>
+#include <cstring>
 
 #include "kernels.hpp"
 #include "levels.hpp"
@@ -236,8 +237,8 @@ class TileAttention {
   const Attention& call_;
   const Tile& tile_;
   const int64_t size_, shared_;
-  int64_t low_, high_;                // positions that any vector of the tile looks at
-  int64_t last_begin_, first_end_;    // positions that all of them look at
+  int64_t low_, high_;              // positions that any vector of the tile looks at
+  int64_t last_begin_, first_end_;  // positions that all of them look at
   const T* query_[kTile];
   T* out_[kTile];
   float sink_[kTile];
@@ -308,6 +309,10 @@ void shared_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t coun
 
 template <typename Step>
 void attend(const Attention& call) {
+  using T = typename Step::Element;
+  const int64_t rows = call.query_start[call.requests], row_size = call.query_heads * call.cache.head_size;
+  // Rows of no request.
+  std::memset(static_cast<T*>(call.out) + rows * row_size, 0, (call.rows - rows) * row_size * sizeof(T));
   int64_t count = 0;
   for (int64_t request = 0; request < call.requests; ++request) count += call.cache.heads * tiles_of_head(call, request);
   const Buffer<Tile> tiles(count);

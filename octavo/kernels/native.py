@@ -287,7 +287,6 @@ def paged_attention(
         raise ValueError(f"block_table is {table.dtype} {tuple(table.shape)}, expected int32 and {len(lengths)} rows")
     _check(torch.float32, (num_heads,), sinks=wide_sinks)
     out = torch.empty(query.shape, dtype=query.dtype)
-    out[int(starts[-1]) :] = 0  # rows of no request
     _native.attention(
         _TYPES[kv_cache.dtype],
         kv_cache.data_ptr(),
