@@ -1,9 +1,12 @@
 """Completions that begin with their prompt, and what else concerns prompts: logprobs, token ids, a gap to be filled."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from octavo.entrypoints.openai.logprobs import LogprobForms
 
 Events = Callable[..., list[Any]]
 
@@ -150,6 +153,39 @@ def test_the_logprobs_of_many_prompts_are_bounded_together(make_server: Any, err
 def test_more_logprobs_than_there_are_tokens_count_as_all_of_them(make_server: Any) -> None:
     server = make_server(max_logprobs=-1)
     assert server.complete(prompt=["hi", "ho"], max_tokens=1, prompt_logprobs=2**31 - 1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("door", "name", "fields"),
+    [
+        ("complete", "completion", {"logprobs": 2}),
+        ("complete", "completion", {"logprob_token_ids": [5]}),
+        ("complete", "completion", {"logprobs": 2, "echo": True}),
+        ("complete", "prompt", {"prompt_logprobs": 2}),
+        ("chat", "chat", {"logprobs": True, "top_logprobs": 2}),
+        ("chat", "chat", {"logprob_token_ids": [5]}),
+        ("chat", "prompt", {"prompt_logprobs": 2}),
+    ],
+)
+def test_tables_are_formed_off_the_loop(
+    server: Any, monkeypatch: pytest.MonkeyPatch, door: str, name: str, fields: dict[str, Any]
+) -> None:
+    """Those of many choices take long, and the loop has others to serve. These tests' loop is in their own thread."""
+    threads: set[int] = set()
+    form = getattr(LogprobForms, name)
+
+    def record(*args: Any) -> Any:
+        threads.add(threading.get_ident())
+        return form(*args)
+
+    monkeypatch.setattr(LogprobForms, name, staticmethod(record) if name == "prompt" else record)
+    assert getattr(server, door)(**fields).status_code == 200
+    assert threads
+    assert threading.get_ident() not in threads
+    threads.clear()
+    if name == "chat":  # control: where there are no tables, a thread would only cost time
+        assert server.chat().status_code == 200
+        assert threads == {threading.get_ident()}
 
 
 def test_token_ids_are_returned_where_asked_for(server: Any, events: Events) -> None:

@@ -1,5 +1,6 @@
 """One chat's way back: from the engine's outputs to messages, whole or in chunks."""
 
+import functools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from octavo.entrypoints.openai.chat_request import ChatCompletionRequest
-from octavo.entrypoints.openai.generation import TokenCount
+from octavo.entrypoints.openai.generation import TokenCount, in_turn
 from octavo.entrypoints.openai.logprobs import LogprobForms
 from octavo.entrypoints.openai.reasoning_split import ReasoningSplit
 from octavo.entrypoints.openai.responses import (
@@ -66,10 +67,11 @@ class ChatAnswer:
         """The whole answer."""
         choices: list[ChatChoice] = []
         tables: PromptLogprobTables | None = None
+        has_tables = self._request.has_logprobs or bool(self._request.logprobs)
         async with aclosing(outputs):
             async for prompt_index, output in outputs:
                 self._count.add(prompt_index, output)
-                choices += [self._choice(choice) for choice in output.outputs]
+                choices += await in_turn(functools.partial(self._choices, output), has_tables)
                 tables = output.prompt_logprobs
         answer = ChatCompletion(
             id=self._id,
@@ -82,8 +84,12 @@ class ChatAnswer:
         )
         if self._request.prompt_logprobs is not None and tables is not None:
             token_ids = self._inputs.prompt_token_ids
-            answer.prompt_logprobs = LogprobForms.prompt(token_ids, tables, self._request.prompt_logprobs)
+            form = functools.partial(LogprobForms.prompt, token_ids, tables, self._request.prompt_logprobs)
+            answer.prompt_logprobs = await in_turn(form, has_tables)
         return answer
+
+    def _choices(self, output: RequestOutput) -> list[ChatChoice]:
+        return [self._choice(choice) for choice in output.outputs]
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
         reasoning, content = self._split(output)

@@ -2,6 +2,7 @@
 where it is to be echoed."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from octavo.entrypoints.openai.completion_request import CompletionRequest
-from octavo.entrypoints.openai.generation import TokenCount
+from octavo.entrypoints.openai.generation import TokenCount, in_turn
 from octavo.entrypoints.openai.logprobs import LogprobForms, TokenOffsets
 from octavo.entrypoints.openai.responses import Completion, CompletionChoice, CompletionLogprobs, event
 from octavo.tokenizers import Tokenizer
@@ -57,10 +58,11 @@ class CompletionAnswer:
 
     async def collect(self, outputs: AsyncGenerator[tuple[int, RequestOutput], None]) -> Completion:
         """The whole answer."""
-        choices = []
+        choices: list[CompletionChoice] = []
+        has_tables = self._request.has_logprobs or self._request.logprobs is not None
         async with aclosing(outputs):
             async for prompt_index, output in outputs:
-                choices += self._choices(prompt_index, output)
+                choices += await in_turn(functools.partial(self._choices, prompt_index, output), has_tables)
         choices.sort(key=lambda choice: choice.index)
         return self._body(choices, with_usage=True)
 

@@ -3,10 +3,10 @@ count of their tokens."""
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,7 +18,9 @@ from octavo.types import MAX_CHOICES, RequestOutput, SamplingParams
 if TYPE_CHECKING:
     from octavo.engine import AsyncLLM, EngineInputs
 
-__all__ = ["Answer", "TokenCount", "merge_outputs", "process_prompts"]
+__all__ = ["Answer", "TokenCount", "in_turn", "merge_outputs", "process_prompts"]
+
+_T = TypeVar("_T")
 
 # Makes ids unique in the engine, whatever ids clients choose.
 _numbers = itertools.count()
@@ -157,6 +159,12 @@ async def merge_outputs(
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def in_turn(form: Callable[[], _T], is_large: bool) -> _T:
+    """What ``form`` makes of an output; the large in a thread, for the loop has others to serve: the tables of a
+    thousand choices are half a minute's work."""
+    return await asyncio.to_thread(form) if is_large else form()
 
 
 class TokenCount:

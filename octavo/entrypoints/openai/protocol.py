@@ -117,6 +117,11 @@ class GenerationRequest(RequestBody):
         """Whether every chunk of the stream has the token counts so far."""
         return self.include_usage() and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether a table is asked for, beside what each API has under the name of ``logprobs``."""
+        return self.prompt_logprobs is not None or self.logprob_token_ids is not None
+
     def field_of(self, param: str | None) -> str | None:
         """The field of this API that a parameter of the engine came from."""
         return _API_NAMES.get(param or "", param)
