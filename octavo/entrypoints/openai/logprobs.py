@@ -87,8 +87,8 @@ class LogprobForms:
             found.top_logprobs.append(top)
         return found
 
-    def _with_bytes(self, token_id: int, entry: Logprob) -> tuple[str, float, list[int]]:
-        return self._shown(token_id, entry), _finite(entry.logprob), list(self._bytes_of(token_id, entry))
+    def _with_bytes(self, token_id: int, entry: Logprob) -> tuple[str, float, tuple[int, ...]]:
+        return self._shown(token_id, entry), _finite(entry.logprob), tuple(self._bytes_of(token_id, entry))
 
     def _shown(self, token_id: int, entry: Logprob | None) -> str:
         return f"token_id:{token_id}" if self._as_ids else self._text(token_id, entry)

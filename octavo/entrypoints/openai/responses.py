@@ -51,7 +51,9 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: TokenDetails
 
 
-class PromptLogprob(msgspec.Struct):
+# An answer may have a million of these: the garbage collector, which would stop everything to look at them, need not
+# know of them, for they hold nothing that leads back to them.
+class PromptLogprob(msgspec.Struct, gc=False):
     logprob: float
     rank: int | None
     decoded_token: str | None
@@ -99,16 +101,16 @@ class Completion(msgspec.Struct, kw_only=True):
     prompt_truncated_tokens: int | UnsetType = UNSET
 
 
-class TopLogprob(msgspec.Struct):
+class TopLogprob(msgspec.Struct, gc=False):
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: tuple[int, ...]
 
 
-class ChatTokenLogprob(msgspec.Struct):
+class ChatTokenLogprob(msgspec.Struct, gc=False):
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: tuple[int, ...]
     top_logprobs: list[TopLogprob]
 
 
