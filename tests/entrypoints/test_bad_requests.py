@@ -335,6 +335,17 @@ def test_top_logprobs_beyond_the_limit(server: Any, error: Error) -> None:
     error(server.chat(logprobs=True, top_logprobs=-1), 400, "top_logprobs")
 
 
+def test_a_message_calls_the_field_as_the_client_does(server: Any, error: Error) -> None:
+    found = error(server.chat(logprobs=True, top_logprobs=21), 400, "top_logprobs")
+    assert found["message"].startswith("top_logprobs must be at most 20 (--max-logprobs)")
+    found = error(server.chat(max_tokens=None, max_completion_tokens=0), 400, "max_completion_tokens")
+    assert found["message"].startswith("max_completion_tokens must be between")
+    found = error(server.complete(vllm_xargs={"a": 1}), 400, "vllm_xargs")
+    assert found["message"].startswith("vllm_xargs are for custom logits processors")
+    found = error(server.complete(logprobs=21), 400, "logprobs")  # control: the same name
+    assert found["message"].startswith("logprobs must be at most 20 (--max-logprobs)")
+
+
 def test_missing_fields_are_named(server: Any, error: Error) -> None:
     assert error(server.post("/v1/chat/completions", {"model": "m"}), 400, "messages")["type"] == "Bad Request"
     error(server.post("/v1/completions", {"model": "m"}), 400, "prompt")

@@ -126,6 +126,13 @@ class GenerationRequest(RequestBody):
         """The field of this API that a parameter of the engine came from."""
         return _API_NAMES.get(param or "", param)
 
+    def in_own_words(self, error: RequestError) -> RequestError:
+        """A refusal by the engine, with the field as this API calls it."""
+        field, message = self.field_of(error.param), str(error)
+        if error.param is not None and field is not None:
+            message = message.replace(error.param, field, 1)
+        return type(error)(message, param=field)
+
     def _checked(self) -> None:
         """Refuses what has no meaning in the API, though SamplingParams would take it."""
         if self.stream_options is not None and not self.stream:

@@ -72,7 +72,7 @@ class OpenAIServingChat:
                 default_max_tokens=request.default_max_tokens(defaults),
             )
         except RequestError as error:
-            raise type(error)(str(error), param=request.field_of(error.param)) from None
+            raise request.in_own_words(error) from None
         continued = message_text(request.messages[-1]) if request.continue_final_message else None
         split = ReasoningSplit(self._reasoning_format, rendered.text, continued)
         answer = ChatAnswer(request, request_id, model, inputs, self._engine.tokenizer, split)

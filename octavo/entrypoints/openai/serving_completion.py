@@ -55,7 +55,7 @@ class OpenAIServingCompletion:
             )
             _check_prompt_tables(inputs, self._engine.config.model.vocab_size)
         except RequestError as error:
-            raise type(error)(str(error), param=request.field_of(error.param)) from None
+            raise request.in_own_words(error) from None
         answer = CompletionAnswer(request, request_id, model, inputs, self._engine.tokenizer)
         outputs = merge_outputs(self._engine, inputs)
         content = answer.stream(outputs) if request.stream else await answer.collect(outputs)
