@@ -47,7 +47,8 @@ void stream(const void* data, int64_t bytes) {
 // Multiplies and adds pairs of bf16 as the products do; returns the operations done.
 int64_t multiply_bf16() {
   pool().run(pool().size(), [](int64_t piece) {
-    f32x16 sum[kChains] = {};
+    f32x16 sum[kChains];
+    for (int i = 0; i < kChains; ++i) sum[i] = splat(static_cast<float>(i));  // equal chains would be computed once
     u32x16 line = u32x16{} + static_cast<uint32_t>(piece);
     for (int64_t round = 0; round < kRounds; ++round) {
       asm volatile("" : "+m"(line));  // not known at compile time
@@ -63,7 +64,8 @@ int64_t multiply_bf16() {
 int64_t multiply_int8() {
 #if defined(__AVX512VNNI__)
   pool().run(pool().size(), [](int64_t piece) {
-    __m512i sum[kChains] = {};
+    __m512i sum[kChains];
+    for (int i = 0; i < kChains; ++i) sum[i] = _mm512_set1_epi32(i);
     __m512i line = _mm512_set1_epi32(static_cast<int>(piece));
     for (int64_t round = 0; round < kRounds; ++round) {
       asm volatile("" : "+m"(line));

@@ -16,7 +16,13 @@ import msgspec
 from octavo.config import OctavoConfig
 from octavo.engine.bad_words import encode_bad_words
 from octavo.engine.custom_processors import CustomProcessors
-from octavo.engine.params_check import check_ids, check_params, check_prompt_logprobs, check_something_is_left
+from octavo.engine.params_check import (
+    check_ids,
+    check_output_logprobs,
+    check_params,
+    check_prompt_logprobs,
+    check_something_is_left,
+)
 from octavo.engine.prompts import Prompt, check_unicode, refuse, shown, split_prompt
 from octavo.engine.sampling_defaults import default_sampling_params
 from octavo.errors import RequestError
@@ -286,6 +292,7 @@ class InputProcessor:
             refuse("min_tokens", message)
         _check_copies(params, num_prompt_tokens)
         check_prompt_logprobs(params, num_prompt_tokens, self._model.vocab_size)
+        check_output_logprobs(params, max_tokens, self._model.vocab_size)
         params.max_tokens = max_tokens
         if params.seed is None:
             params.seed = self._draw_seed()

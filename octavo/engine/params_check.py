@@ -6,10 +6,14 @@ from octavo.config import ModelConfig
 from octavo.engine.prompts import check_unicode, refuse
 from octavo.types import SamplingParams
 
-__all__ = ["check_params", "check_prompt_logprobs", "check_something_is_left"]
+__all__ = ["check_output_logprobs", "check_params", "check_prompt_logprobs", "check_something_is_left"]
 
 # A prompt's logprobs are objects of about 200 bytes, all of them kept until the request ends.
 _MOST_PROMPT_LOGPROBS = 2**22
+# Of a token's logprobs so many cost little more than the token. Beyond that (--max-logprobs) the sum counts: whole
+# vocabularies take a tenth of a second a token, from everybody.
+_FEW_LOGPROBS = 128
+_MOST_OUTPUT_LOGPROBS = 2**21
 
 
 def check_params(params: SamplingParams, model: ModelConfig, max_model_len: int) -> None:
@@ -59,6 +63,20 @@ def check_prompt_logprobs(params: SamplingParams, num_prompt_tokens: int, vocab_
             "that are given; ask for fewer, or shorten the prompt"
         )
         refuse("prompt_logprobs", message)
+
+
+def check_output_logprobs(params: SamplingParams, max_tokens: int, vocab_size: int) -> None:
+    """Refuses an output whose tables would be too large by the time that ``max_tokens`` tokens have come."""
+    if params.logprobs is None:
+        return
+    width = vocab_size if params.logprobs == -1 else min(params.logprobs, vocab_size)
+    if width > _FEW_LOGPROBS and params.n * max_tokens * (1 + width) > _MOST_OUTPUT_LOGPROBS:
+        most = max(_MOST_OUTPUT_LOGPROBS // (1 + width) // params.n, 1)
+        message = (
+            f"logprobs: {width} for each of up to {max_tokens} tokens in {params.n} choices is more than the "
+            f"{_MOST_OUTPUT_LOGPROBS} that are given; set max_tokens to at most {most}, or ask for fewer"
+        )
+        refuse("logprobs", message)
 
 
 def _check_num_logprobs(name: str, value: int | None, model: ModelConfig) -> None:

@@ -103,14 +103,14 @@ def _process(row: Tensor, processor: NamedProcessor, output_token_ids: NDArray[n
         if bool(changed.isnan().any()):
             return f"logits processor {name} returned NaN logits"
         row.copy_(changed)
-    except Exception as error:  # not our code
+    except (Exception, SystemExit) as error:  # not our code
         message = one_line(f"logits processor {name} failed: {type(error).__name__}: {error}")
         _log_failure(name, error, message)
         return message
     return None
 
 
-def _log_failure(name: str, error: Exception, message: str) -> None:
+def _log_failure(name: str, error: BaseException, message: str) -> None:
     """With the traceback where it is the first of its kind: clients may bring about as many as they like."""
     kind = (name, type(error).__name__)
     first = kind not in _seen_failures and len(_seen_failures) < _MOST_TRACEBACKS

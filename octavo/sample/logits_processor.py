@@ -75,14 +75,14 @@ def request_processors(
     for processor in processors:
         try:
             process = processor.new_request(params, list(prompt_token_ids))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             process = _raiser(error)
         if process is not None:
             used.append((type(processor).__name__, process))
     return used
 
 
-def _raiser(error: Exception) -> RowProcessor:
+def _raiser(error: BaseException) -> RowProcessor:
     def fail(output_token_ids: list[int], logits: Tensor) -> Tensor:
         raise error
 

@@ -120,6 +120,20 @@ def test_a_prompts_logprobs_are_bounded(door: Door, vocab_size: int) -> None:
     take(processor, {"prompt_token_ids": [5] * (bound + 1)}, prompt_logprobs=5)
 
 
+def test_an_outputs_logprobs_are_bounded_where_they_are_many(door: Door, vocab_size: int) -> None:
+    processor = door(max_logprobs=-1)
+    processor.max_model_len = 2**20
+    bound = 2**21 // (vocab_size + 1)
+    take(processor, logprobs=-1, max_tokens=bound)
+    error = refusal(processor, logprobs=-1, max_tokens=bound + 1)
+    assert error.param == "logprobs"
+    assert f"at most {bound}" in str(error)
+    assert refusal(processor, logprobs=-1, max_tokens=bound // 4 + 1, n=4, temperature=1.0).param == "logprobs"
+    assert refusal(processor, logprobs=-1, max_tokens=None).param == "logprobs"
+    # A usual number of them is never too many, however long the output may become.
+    take(processor, logprobs=20, max_tokens=None)
+
+
 # ---- bad words ------------------------------------------------------------------------------------------------------
 
 
