@@ -28,7 +28,9 @@ def add_client_flags(parser: argparse.ArgumentParser, max_tokens: int | None = N
     parser.add_argument("--url", default="http://localhost:8000/v1", help="the server's API (default: %(default)s)")
     parser.add_argument("--model", metavar="NAME", help="default: the first that the server has")
     parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
-    parser.add_argument("--temperature", type=float, metavar="X", help="0: always the likeliest token (default: 1)")
+    parser.add_argument(
+        "--temperature", type=float, metavar="X", help="0: always the likeliest token (default: what the server does)"
+    )
     longest = "as long as the model takes" if max_tokens is None else max_tokens
     parser.add_argument(
         "--max-tokens", type=int, default=max_tokens, metavar="N", help=f"longest answer (default: {longest})"

@@ -134,6 +134,7 @@ async def _answer(state: ServerState, request: Request, serving: _Serving[_Reque
     except PayloadTooLargeError as error:
         return BodyRefusal(error, name)
     headers = {"x-request-id": name}
+    ignored += answer.unread
     if ignored:
         headers["x-octavo-ignored"] = _header_list(ignored)
     if answer.num_truncated:

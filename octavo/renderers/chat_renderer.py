@@ -7,6 +7,7 @@ import re
 from typing import Any, NamedTuple
 
 import jinja2
+import jinja2.meta
 
 from octavo.errors import CheckpointError, ConfigError, RequestError
 from octavo.renderers.bounds import TemplateLimitError
@@ -22,10 +23,15 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 class RenderedPrompt(NamedTuple):
-    """A prompt as the model gets it."""
+    """A prompt as the model gets it.
+
+    Attributes:
+        unread: names of the variables that were given for the template, and that the model's template never reads.
+    """
 
     text: str
     token_ids: list[int]
+    unread: list[str]
 
 
 class ChatRenderer:
@@ -46,9 +52,12 @@ class ChatRenderer:
         self._names = SpecialNames(tokenizer)
         self._sent_templates = TemplateCache()
         self._template: jinja2.Template | None = None
+        self._read_names: set[str] = set()
         if self.chat_template is not None:
             try:
-                self._template = TemplateSandbox().from_string(self.chat_template)
+                sandbox = TemplateSandbox()
+                self._template = sandbox.from_string(self.chat_template)
+                self._read_names = jinja2.meta.find_undeclared_variables(sandbox.parse(self.chat_template))
             except Exception as error:  # also what Python says of the code that Jinja makes
                 line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
                 message = f"the chat template is not valid{line}: {' '.join(str(error).split())[:300]}"
@@ -100,10 +109,12 @@ class ChatRenderer:
         check_text(text, "what the chat template wrote")
         if continue_final_message:
             text = _up_to_mark(text, hidden.end_mark)
+        # Who sends a template knows what it reads.
+        unread = [] if chat_template is not None else [name for name in settings if name not in self._read_names]
         if not hidden.names:
-            return RenderedPrompt(text, self._tokenizer.encode_rendered(text))
+            return RenderedPrompt(text, self._tokenizer.encode_rendered(text), unread)
         text, written = hidden.restore(text)
-        return RenderedPrompt(text, self._tokenizer.encode_rendered(text, written))
+        return RenderedPrompt(text, self._tokenizer.encode_rendered(text, written), unread)
 
 
 def _mark_end(messages: list[dict[str, Any]], mark: str) -> None:

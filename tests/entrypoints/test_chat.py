@@ -101,6 +101,13 @@ def test_fields_that_ask_for_nothing_are_served(server: Any, fields: dict[str, A
     assert "x-octavo-ignored" not in answer.headers
 
 
+def test_variables_that_the_template_never_reads_are_named_in_the_header(server: Any) -> None:
+    fields = {"chat_template_kwargs": {"enable_thinking": True, "zzz": 1}}
+    for stream in (False, True):
+        ignored = server.chat(**fields, stream=stream).headers["x-octavo-ignored"]
+        assert ignored == "chat_template_kwargs.enable_thinking, chat_template_kwargs.zzz"
+
+
 def test_an_error_names_the_field_that_the_client_used(server: Any, error: Callable[..., Any]) -> None:
     error(server.chat(max_tokens=None, max_completion_tokens=0), 400, "max_completion_tokens")
     error(server.chat(logprobs=True, top_logprobs=21), 400, "top_logprobs")

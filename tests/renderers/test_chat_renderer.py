@@ -139,6 +139,15 @@ def test_names_in_other_fields_are_text_too(tokenizer: Tokenizer) -> None:
     assert rendered.token_ids.count(tokenizer.encode("</s>")[0]) == 1
 
 
+def test_variables_that_the_template_never_reads_are_named(tokenizer: Tokenizer) -> None:
+    renderer = ChatRenderer(tokenizer, "{{ messages[0].content }}{% if enable_thinking %} thinking{% endif %}")
+    given = {"enable_thinking": False, "zzz": 1, "documents": []}
+    assert renderer.render(user("a"), template_kwargs=given).unread == ["zzz", "documents"]
+    assert renderer.render(user("a")).unread == []
+    # Who brings a template knows what it reads.
+    assert renderer.render(user("a"), template_kwargs=given, chat_template="{{ zzz }}").unread == []
+
+
 def test_names_in_template_kwargs_and_keys_are_text_too(tokenizer: Tokenizer) -> None:
     renderer = ChatRenderer(tokenizer, "{{ tools[0] }}{% for key in messages[0].extra %}{{ key }}{% endfor %}</s>")
     message = {"role": "user", "content": "x", "extra": {"</s>": 1}}

@@ -7,7 +7,7 @@ from octavo.entrypoints.openai.unsupported import CHAT_ONLY, COMMON, refuse_unsu
 from octavo.errors import RequestError
 from octavo.types import SamplingParams
 
-__all__ = ["ChatCompletionRequest", "ChatFields", "message_text", "plain_messages", "render_options"]
+__all__ = ["ChatCompletionRequest", "ChatFields", "message_text", "plain_messages", "render_options", "unread_fields"]
 
 # Variables of a template that are not the client's to set, or have fields of their own.
 _RESERVED_VARIABLES = (
@@ -130,6 +130,11 @@ def render_options(request: ChatFields, trust_template: bool) -> dict[str, Any]:
         "chat_template": _own_template(request, variables, trust_template),
         "template_kwargs": variables,
     }
+
+
+def unread_fields(names: list[str]) -> tuple[str, ...]:
+    """Fields of a request whose variables the chat template never reads."""
+    return tuple(name if name == "documents" else f"chat_template_kwargs.{name}" for name in names)
 
 
 def _own_template(request: ChatFields, variables: dict[str, Any], trust_template: bool) -> str | None:

@@ -37,10 +37,12 @@ class Answer:
     Attributes:
         content: the body, or a stream's events.
         num_truncated: tokens that were cut from the prompts, because the request says so.
+        unread: names of fields that turned out to have no effect: variables that the chat template never reads.
     """
 
     content: msgspec.Struct | AsyncGenerator[bytes, None]
     num_truncated: int = 0
+    unread: tuple[str, ...] = ()
 
 
 async def process_prompts(

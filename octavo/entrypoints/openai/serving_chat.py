@@ -9,6 +9,7 @@ from octavo.entrypoints.openai.chat_request import (
     message_text,
     plain_messages,
     render_options,
+    unread_fields,
 )
 from octavo.entrypoints.openai.generation import Answer, merge_outputs, process_prompts
 from octavo.entrypoints.openai.protocol import parse_request
@@ -78,4 +79,4 @@ class OpenAIServingChat:
         answer = ChatAnswer(request, request_id, model, inputs, self._engine.tokenizer, split)
         outputs = merge_outputs(self._engine, [inputs])
         content = answer.stream(outputs) if request.stream else await answer.collect(outputs)
-        return Answer(content, inputs.num_truncated_prompt_tokens)
+        return Answer(content, inputs.num_truncated_prompt_tokens, unread_fields(rendered.unread))

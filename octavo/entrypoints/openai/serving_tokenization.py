@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from octavo.entrypoints.openai.chat_request import plain_messages, render_options
+from octavo.entrypoints.openai.chat_request import plain_messages, render_options, unread_fields
 from octavo.entrypoints.openai.generation import Answer
 from octavo.entrypoints.openai.protocol import parse_request
 from octavo.entrypoints.openai.responses import Detokenized, Tokenized
@@ -53,9 +53,10 @@ class OpenAIServingTokenization:
     ) -> Answer:
         """The token ids, and how many they are; they may be more than the model's length."""
         self._models.served_name(request.model)
+        unread: tuple[str, ...] = ()
         if isinstance(request, TokenizeChatRequest):
             rendered = await self._render(plain_messages(request), **render_options(request, self._trust_template))
-            token_ids = rendered.token_ids
+            token_ids, unread = rendered.token_ids, unread_fields(rendered.unread)
         else:
             if len(request.prompt) > _MOST_CHARS:
                 message = f"prompt must have at most {_MOST_CHARS} characters, got {len(request.prompt)}"
@@ -65,7 +66,8 @@ class OpenAIServingTokenization:
         tokens = None
         if request.return_token_strs:
             tokens = await asyncio.to_thread(self._token_strings, token_ids)
-        return Answer(Tokenized(len(token_ids), self._engine.config.model.max_model_len, token_ids, tokens))
+        tokenized = Tokenized(len(token_ids), self._engine.config.model.max_model_len, token_ids, tokens)
+        return Answer(tokenized, unread=unread)
 
     def _token_strings(self, token_ids: list[int]) -> list[str]:
         """Each token's is made once, however often it comes: there may be millions."""
