@@ -68,7 +68,9 @@ def _parsed(parser: "Parser", where: str, key: str, value: Any) -> dict[str, Any
             parser.error(f"{where}: text is expected, got {value!r:.200}")
         return {"model": value}
     action = parser._option_string_actions.get(f"--{name}")
-    if action is None or name in ("config", "help"):
+    if name in ("config", "help"):
+        parser.error(f"{where} is for the command line only; leave it out of the file")
+    if action is None:
         close = parser.closest(f"--{name}")
         parser.error(f"{where} is no flag" + (f"; did you mean {close.removeprefix('--')!r}?" if close else ""))
     words = _words(parser, action, name, value)

@@ -13,6 +13,16 @@ from octavo.logging import one_line
 __all__ = ["Parser"]
 
 
+# What other engines call it (llama.cpp, Ollama), where the names are too unlike to be guessed.
+_ELSEWHERE = {
+    "--ctx-size": "use --max-model-len",
+    "--n-gpu-layers": "octavo has no GPU kernels yet",
+    "--ngl": "octavo has no GPU kernels yet",
+    "--threads": "octavo uses the cores that this process may use; set OMP_NUM_THREADS for fewer",
+    "--parallel": "use --max-num-seqs",
+}
+
+
 class Parser(argparse.ArgumentParser):
     """Names the flag or command that was probably meant, and does not bury the error under a page of usage."""
 
@@ -48,6 +58,8 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             if not action.option_strings and flag == f"--{action.dest}":
                 return f"{action.metavar} is given without a flag: {self.prog} {action.metavar}"
+        if flag in _ELSEWHERE:
+            return f"{flag}: {_ELSEWHERE[flag]}"
         close = self.closest(flag)
         return f"did you mean {close}?" if close else None
 

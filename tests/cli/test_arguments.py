@@ -59,6 +59,7 @@ def test_help_loads_neither_torch_nor_an_http_library() -> None:
             "unrecognized arguments: --max-model-length; did you mean --max-model-len?",
         ),
         (["serve", "--max_num_seq=5"], "did you mean --max-num-seqs?"),
+        (["serve", "--ctx-size", "4096"], "--ctx-size: use --max-model-len"),
         (["serve", "--model", "x"], "MODEL is given without a flag: octavo serve MODEL"),
         (["chat", "--max-token", "5"], "did you mean --max-tokens?"),
         (["serve", "a", "b"], "unrecognized arguments: b"),

@@ -71,7 +71,7 @@ def test_an_empty_file_says_nothing(octavo: Octavo, served: list[Any], file: Pat
     ("text", "says"),
     [
         ("max-modle-len: 5", "'max-modle-len' is no flag; did you mean 'max-model-len'?"),
-        ("config: x.yaml", "'config' is no flag"),
+        ("config: x.yaml", "'config' is for the command line only"),
         ("port: 70000", "'port': argument --port: must be a whole number between 0 and 65535, got '70000'"),
         ("max-model-len: long", "'max-model-len': argument --max-model-len: must be a whole number, got 'long'"),
         ("max-model-len: true", "'max-model-len': True is no value of it"),
