@@ -16,8 +16,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"OMP_NUM_THREADS": "1", "OCTAVO_LOG_LEVEL": "ERROR"}
-
 _PROMPTS = ["the quick fox", "é🙂中\x00 \n"]
 _MEMORY_BYTES = 2 << 30
 _CPU_SECONDS = 10.0
@@ -35,6 +33,8 @@ def limit_memory() -> None:
 
 
 def main(folder: Path, seeds: range) -> None:
+    # Before torch and octavo are imported, and in the child alone: the tests' own process imports this file, too.
+    os.environ |= {"OMP_NUM_THREADS": "1", "OCTAVO_LOG_LEVEL": "ERROR"}
     limit_memory()
     from tests.fuzz.mutations import mutate
 
