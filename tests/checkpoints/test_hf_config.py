@@ -1,6 +1,7 @@
 """config.json and its neighbours: what is read, what is refused, and that each refusal names file and field."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,17 @@ def test_a_known_architecture_may_carry_code_that_is_not_run(make_folder: MakeFo
     folder = make_folder(auto_map={"AutoModelForCausalLM": "modeling.Evil"})
     (folder / "modeling.py").write_text("raise SystemExit('code of a checkpoint was run')")
     assert read_model_facts(folder).architecture == "LlamaForCausalLM"
+
+
+def test_chunked_attention_that_is_not_followed_is_said(
+    make_folder: MakeFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    qwen = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+    read_model_facts(make_folder(**qwen))
+    assert "dual_chunk_attention_config" not in caplog.text
+    read_model_facts(make_folder(**qwen, dual_chunk_attention_config={"chunk_size": 262144}))
+    assert "dual_chunk_attention_config is not followed" in caplog.text
 
 
 def test_a_mistral_has_the_defaults_of_its_class(make_folder: MakeFolder) -> None:

@@ -5,8 +5,11 @@ from typing import Any
 from octavo.checkpoints.families.family import Family, GGUFPart, read_layer_types
 from octavo.checkpoints.families.llama import BLOCK_NAMES
 from octavo.checkpoints.json_file import Fields
+from octavo.logging import init_logger
 
 __all__ = ["DEFAULTS", "FAMILY", "check_windows"]
+
+logger = init_logger(__name__)
 
 DEFAULTS = {
     "num_key_value_heads": 32,
@@ -28,6 +31,12 @@ def check_windows(fields: Fields, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(fields: Fields, found: dict[str, Any]) -> dict[str, Any]:
+    if fields.values.get("dual_chunk_attention_config"):
+        logger.warning(
+            "%s: dual_chunk_attention_config is not followed: attention is over the whole context, as transformers "
+            "computes it; far beyond the length that the model was trained at its answers will differ",
+            fields.file,
+        )
     return check_windows(fields, found) | {"mlp_bias": False}
 
 
