@@ -7,10 +7,12 @@ from torch import Tensor
 
 from octavo.kernels.op import op
 
-__all__ = ["GeluForm", "gelu", "gelu_and_mul", "silu_and_mul"]
+__all__ = ["GateForm", "GeluForm", "gate", "gelu", "gelu_and_mul", "silu_and_mul"]
 
 # The error function itself ("none": no approximation), or its approximation by tanh.
 GeluForm = Literal["none", "tanh"]
+# Activations of the gate of a gated MLP.
+GateForm = Literal["silu", "gelu", "gelu_tanh"]
 
 
 @op
@@ -31,3 +33,10 @@ def gelu_and_mul(x: Tensor, approximate: GeluForm) -> Tensor:
 def gelu(x: Tensor, approximate: GeluForm) -> Tensor:
     """``x * Φ(x)`` with the normal distribution's Φ. x: [rows, size]."""
     return torch.nn.functional.gelu(x.float(), approximate=approximate).to(x.dtype)
+
+
+def gate(x: Tensor, activation: GateForm) -> Tensor:
+    """``activation(gate) * up`` by its definition. x: [rows, 2 × size], gate first, then up → [rows, size]."""
+    if activation == "silu":
+        return silu_and_mul.definition(x)
+    return gelu_and_mul.definition(x, "tanh" if activation == "gelu_tanh" else "none")

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from octavo.kernels.op import op
 
-__all__ = ["add_to_residual", "fused_add_layer_norm", "fused_add_rms_norm", "layer_norm", "rms_norm"]
+__all__ = [
+    "add_to_residual",
+    "cast",
+    "fused_add_layer_norm",
+    "fused_add_rms_norm",
+    "layer_norm",
+    "rms_norm",
+    "rms_norm_add",
+]
 
 
 def _rms_norm(wide: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -25,10 +33,22 @@ def _layer_norm(wide: Tensor, weight: Tensor, bias: Tensor | None, eps: float, d
 
 
 @op
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / sqrt(mean(x²) + eps) * weight`` in float32, rounded once. x: [..., size]; weight: [size], float32 or the
-    type of x."""
-    return _rms_norm(x.float(), weight, eps, x.dtype)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    """``x / sqrt(mean(x²) + eps) * weight`` in float32, rounded once to ``dtype`` (None: the type of x).
+    x: [..., size]; weight: [size], float32 or bfloat16."""
+    return _rms_norm(x.float(), weight, eps, dtype or x.dtype)
+
+
+@op
+def rms_norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
+    """``residual + rms_norm(x)`` in float32: for what is normed after a block. residual: [rows, size] float32."""
+    return residual + _rms_norm(x.float(), weight, eps, torch.float32)
+
+
+@op
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x: [rows, size] in another type, rounded to nearest."""
+    return x.to(dtype)
 
 
 @op
@@ -41,10 +61,10 @@ def fused_add_rms_norm(
 
 
 @op
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """``(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`` in float32, rounded once. x: [..., size]; weight and
-    bias: [size], or [heads, size] for an x of [..., heads, size]."""
-    return _layer_norm(x.float(), weight, bias, eps, x.dtype)
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    """``(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`` in float32, rounded once to ``dtype`` (None: the type
+    of x). x: [..., size]; weight and bias: [size], or [heads, size] for an x of [..., heads, size]."""
+    return _layer_norm(x.float(), weight, bias, eps, dtype or x.dtype)
 
 
 @op

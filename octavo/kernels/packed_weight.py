@@ -17,11 +17,13 @@ class PackedWeight:
     data: [bytes] uint8, in the provider's own order.
     shape: (out_size, in_size).
     dtype: of the numbers in it.
+    gated: the first half of the outputs are gates, and lie beside the second half's, which they belong to.
     """
 
     data: Tensor
     shape: tuple[int, int]
     dtype: torch.dtype
+    gated: bool = False
 
 
 # What linear, logits and embedding take: the matrix itself, or what the same provider packed it into.
@@ -29,9 +31,9 @@ Weight = Tensor | PackedWeight
 
 
 @op
-def pack_weight(weight: Tensor) -> Weight:
-    """[out_size, in_size], once it is loaded → what ``linear``, ``logits`` and ``embedding`` are given instead. The
-    definitions read a matrix as it is."""
+def pack_weight(weight: Tensor, gated: bool = False) -> Weight:
+    """[out_size, in_size], once it is loaded → what ``linear``, ``logits`` and ``embedding`` are given instead, or with
+    ``gated`` what ``gated_linear`` is. The definitions read a matrix as it is."""
     return weight
 
 

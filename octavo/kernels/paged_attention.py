@@ -9,8 +9,9 @@ from torch import Tensor
 
 from octavo.kernels.attention_metadata import AttentionMetadata, RowGroup
 from octavo.kernels.op import op
+from octavo.kernels.rotary import rotary_embedding
 
-__all__ = ["paged_attention", "reshape_and_cache"]
+__all__ = ["paged_attention", "reshape_and_cache", "rotary_and_cache"]
 
 
 @op
@@ -21,6 +22,23 @@ def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping
     key_rows = _key_rows(slot_mapping, block_size)
     rows.index_copy_(0, key_rows, key)
     rows.index_copy_(0, key_rows + block_size, value)
+
+
+@op
+def rotary_and_cache(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos_sin: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """Rotates query and key as ``rotary_embedding`` does, writes the key and the value to their slots, and returns the
+    query. Shapes are those of ``rotary_embedding`` and ``reshape_and_cache``."""
+    query, key = rotary_embedding.definition(positions, query, key, cos_sin)
+    reshape_and_cache.definition(key, value, kv_cache, slot_mapping)
+    return query
 
 
 @op

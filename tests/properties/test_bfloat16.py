@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.kernels import native
+from octavo.kernels.native import provider
 from tests.properties.harness import PROMPT_LEN, Runner, assert_same, greedy, prompt, seeded
 
 
@@ -31,7 +31,7 @@ def test_a_request_alone_equals_the_same_among_neighbours(run: Runner, model_dir
 def test_control_one_bit_of_one_activation_is_noticed(
     run: Runner, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = native._KERNELS["silu_and_mul"]
+    honest = provider._KERNELS["silu_and_mul"]
 
     def nudged(x: Tensor) -> Tensor:
         found: Tensor = honest(x)
@@ -39,7 +39,7 @@ def test_control_one_bit_of_one_activation_is_noticed(
             found.view(torch.int16)[:, 0] ^= 1
         return found
 
-    monkeypatch.setitem(native._KERNELS, "silu_and_mul", nudged)
+    monkeypatch.setitem(provider._KERNELS, "silu_and_mul", nudged)
     whole = run(llama_dir, [prompt(70)], seeded(3), dtype="bfloat16")
     chunked = run(llama_dir, [prompt(70)], seeded(3), dtype="bfloat16", long_prefill_token_threshold=17)
     with pytest.raises(AssertionError):

@@ -1,0 +1,129 @@
+"""Attention over the paged KV cache, and what is written into it."""
+
+import torch
+from torch import Tensor
+
+from octavo import _native
+from octavo.kernels.attention_metadata import AttentionMetadata
+from octavo.kernels.native.tensors import TYPES, check, empty, rows_of
+
+__all__ = ["paged_attention", "reshape_and_cache", "rotary_and_cache", "rotary_embedding"]
+
+
+def rotary_embedding(positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    positions = positions.contiguous()
+    check(torch.int64, (query.shape[0],), positions=positions)
+    check(torch.float32, None, cos_sin=cos_sin)
+    return _rotated(positions, query, cos_sin), _rotated(positions, key, cos_sin)
+
+
+def _rotated(positions: Tensor, x: Tensor, cos_sin: Tensor) -> Tensor:
+    x = rows_of(x)
+    out = empty(*x.shape, dtype=x.dtype)
+    _native.rotary(
+        TYPES[x.dtype],
+        positions.data_ptr(),
+        x.data_ptr(),
+        x.stride(0),
+        cos_sin.data_ptr(),
+        out.data_ptr(),
+        x.shape[0],
+        x.shape[1],
+        x.shape[2],
+        cos_sin.shape[1],
+        cos_sin.shape[0],
+    )
+    return out
+
+
+def rotary_and_cache(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos_sin: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    query, key = rotary_embedding(positions, query, key, cos_sin)
+    reshape_and_cache(key, value, kv_cache, slot_mapping)
+    return query
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    key, value, slots = rows_of(key), rows_of(value), slot_mapping.contiguous()
+    num_blocks, _, block_size, num_kv_heads, head_size = kv_cache.shape
+    check(torch.int64, (key.shape[0],), slot_mapping=slots)
+    check(kv_cache.dtype, None, kv_cache=kv_cache)
+    _check_heads(kv_cache, (num_kv_heads, head_size), key=key, value=value)
+    _native.store_kv(
+        TYPES[kv_cache.dtype],
+        kv_cache.data_ptr(),
+        num_blocks,
+        block_size,
+        num_kv_heads,
+        head_size,
+        key.data_ptr(),
+        key.stride(0),
+        value.data_ptr(),
+        value.stride(0),
+        slots.data_ptr(),
+        key.shape[0],
+    )
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    query = rows_of(query)
+    num_blocks, _, block_size, num_kv_heads, head_size = kv_cache.shape
+    num_rows, num_heads, _ = query.shape
+    starts, lengths = metadata.query_start_loc.contiguous(), metadata.seq_lens.contiguous()
+    table = metadata.block_table
+    table = table if table.stride(1) == 1 else table.contiguous()
+    wide_sinks = None if sinks is None else sinks.float().contiguous()
+    check(kv_cache.dtype, None, kv_cache=kv_cache)
+    _check_heads(kv_cache, (num_heads, head_size), query=query)
+    check(torch.int32, None, query_start_loc=starts, seq_lens=lengths)
+    if table.dtype != torch.int32 or not len(starts) - 1 == len(lengths) == len(table):
+        raise ValueError(f"block_table is {table.dtype} {tuple(table.shape)}, expected int32 and {len(lengths)} rows")
+    check(torch.float32, (num_heads,), sinks=wide_sinks)
+    out = empty(*query.shape, dtype=query.dtype)
+    _native.attention(
+        TYPES[kv_cache.dtype],
+        kv_cache.data_ptr(),
+        num_blocks,
+        block_size,
+        num_kv_heads,
+        head_size,
+        query.data_ptr(),
+        query.stride(0),
+        out.data_ptr(),
+        starts.data_ptr(),
+        lengths.data_ptr(),
+        table.data_ptr(),
+        table.stride(0),
+        table.shape[1],
+        lengths.shape[0],
+        num_rows,
+        num_heads,
+        scale,
+        sliding_window or 0,
+        softcap or 0.0,
+        0 if wide_sinks is None else wide_sinks.data_ptr(),
+    )
+    return out
+
+
+def _check_heads(kv_cache: Tensor, shape: tuple[int, int], **tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype != kv_cache.dtype or tensor.shape[1:] != shape:
+            raise ValueError(
+                f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {kv_cache.dtype} and heads {shape}"
+            )
