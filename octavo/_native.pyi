@@ -94,3 +94,26 @@ def attention(
     sinks: int,
     /,
 ) -> None: ...
+def sample(
+    logits: int,
+    stride: int,
+    rows: int,
+    vocabulary: int,
+    parameters: tuple[int, ...],
+    num_changes: int,
+    changes: tuple[int, ...],
+    logprobs: tuple[int, ...],
+    tokens: int,
+    status: int,
+    /,
+) -> None: ...
+def score(
+    logits: int,
+    stride: int,
+    rows: int,
+    vocabulary: int,
+    logprobs: tuple[int, ...],
+    tokens: int,
+    status: int,
+    /,
+) -> None: ...

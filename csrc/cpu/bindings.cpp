@@ -10,6 +10,7 @@
 
 #include "check.hpp"
 #include "dispatch.hpp"
+#include "sample_bindings.hpp"
 #include "thread_pool.hpp"
 
 namespace nb = nanobind;
@@ -131,4 +132,5 @@ NB_MODULE(_native, m) {
                     at<int32_t>(block_table), table_stride, table_width, requests, rows, query_heads, scale, window,
                     softcap, at<float>(sinks)});
   });
+  bind_sample(m, [](const Sample& call) { run(&Kernels::sample, call); });
 }

@@ -54,4 +54,24 @@ void check(const Attention& call) {
   }
 }
 
+void check(const Sample& call) {
+  if (call.vocabulary < 1 || call.vocabulary > 0x7fffffff) throw std::invalid_argument("no such vocabulary");
+  if (call.score) check_indices(call.tokens, call.rows, call.vocabulary, "token ids");
+  const Changes& changes = call.changes;
+  if (changes.count > 0) {
+    check_indices(changes.rows, changes.count, call.rows, "changed rows");
+    check_indices(changes.penalty_ids, changes.penalty_start[changes.count], call.vocabulary, "penalized ids");
+    check_indices(changes.bias_ids, changes.bias_start[changes.count], call.vocabulary, "biased ids");
+    check_indices(changes.banned_ids, changes.banned_start[changes.count], call.vocabulary, "banned ids");
+  }
+  if (const Logprobs& asked = call.logprobs; asked.start != nullptr)
+    for (int64_t row = 0; row < call.rows; ++row) {
+      const int64_t others = asked.start[row + 1] - asked.start[row] - 1;
+      if (others > 0 && asked.named[row])
+        check_indices(asked.ids + asked.start[row] + 1, others, call.vocabulary, "named ids");
+      else if (others > call.vocabulary)
+        throw std::invalid_argument("more logprobs are asked for than there are tokens");
+    }
+}
+
 }  // namespace octavo

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels.hpp"
+#include "sample.hpp"
 
 namespace octavo {
 
@@ -10,6 +11,7 @@ void check(const Embedding& call);
 void check(const Rotary& call);
 void check(const StoreKV& call);
 void check(const Attention& call);
+void check(const Sample& call);
 
 // Tensors' sizes say all about these.
 inline void check(const Linear&) {}

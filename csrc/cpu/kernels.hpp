@@ -119,6 +119,8 @@ struct Embedding {
   int64_t rows, size, vocabulary;
 };
 
+struct Sample;  // sample.hpp
+
 struct Kernels {
   void (*linear)(const Linear&);
   void (*norm)(const Norm&);
@@ -126,6 +128,7 @@ struct Kernels {
   void (*rotary)(const Rotary&);
   void (*store_kv)(const StoreKV&);
   void (*attention)(const Attention&);
+  void (*sample)(const Sample&);
 
   // For measurements (roofline.cpp).
   void (*stream)(const void* data, int64_t bytes);

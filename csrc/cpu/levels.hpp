@@ -11,6 +11,7 @@ void activation(const Activation& call);
 void rotary(const Rotary& call);
 void store_kv(const StoreKV& call);
 void attention(const Attention& call);
+void sample(const Sample& call);
 
 void stream(const void* data, int64_t bytes);
 int64_t multiply_bf16();

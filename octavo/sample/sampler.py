@@ -1,28 +1,20 @@
-"""The sampler: from a batch of logits to tokens and logprobs. The torch definition of what a batch row gets.
+"""The sampler: from a batch of logits to tokens and logprobs."""
 
-Every step is an elementwise operation, an exact selection or a running sum along one row, so that a row's result
-does not depend on the rows around it. What a batch, and a row, does not use costs it nothing.
-"""
-
-from dataclasses import dataclass, field
+from functools import cache
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.sample.filters import draw
-from octavo.sample.logits_changes import change_logits
-from octavo.sample.logprobs import named_logprobs, top_logprobs
+from octavo.kernels import chosen_provider
+from octavo.sample import definition
 from octavo.sample.metadata import SamplingMetadata
-from octavo.sample.philox import uniforms
-from octavo.sample.raw_logits import RawLogits
-from octavo.sample.selection import CHUNK_LOGITS, pieces
-from octavo.types import NO_TOKEN_LEFT, PositionLogprobs
+from octavo.sample.output import EMPTY, SamplerOutput
+from octavo.sample.selection import CHUNK_LOGITS
+from octavo.types import NO_TOKEN_LEFT
 
-__all__ = ["Sampler", "SamplerOutput"]
-
-_NAN = "the model computed NaN logits for this request"
-_EMPTY = "the model computed logits of -inf only for this request"
+__all__ = ["Sampler"]
 
 # Bytes of a logprob in a list of Python's: id, value, and the two references to them.
 _LISTED_BYTES = 80
@@ -31,27 +23,17 @@ _LISTED_BYTES = 80
 _CHUNK_DOUBLES = 8
 
 
-@dataclass(slots=True)
-class SamplerOutput:
-    """Attributes:
-
-    token_ids: [rows] int64; -1 in rows that failed.
-    logprobs: row → its logprobs, for rows that asked and did not fail.
-    errors: row → what is wrong with its logits.
-    """
-
-    token_ids: NDArray[np.int64]
-    logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
-
-
 class Sampler:
-    """Draws one token a row."""
+    """Draws one token a row: with the native kernel where that is the provider, else as it is defined in torch."""
+
+    def __init__(self) -> None:
+        # In which the kernel copies rows that are changed.
+        self._copies: NDArray[np.float32] = np.empty(0, dtype=np.float32)
 
     @staticmethod
     def workspace_bytes(num_rows: int, vocab_size: int) -> int:
-        """Bytes that a call with so many rows needs at most, its logits included and its output not: those, a raw
-        copy where they are changed, and per chunk some arrays of doubles."""
+        """Bytes that a call with so many rows needs at most, its logits included and its output not: those, a copy of
+        what is changed, and per chunk some arrays of doubles (in torch; the kernel takes less)."""
         chunk = min(num_rows, max(1, CHUNK_LOGITS // vocab_size))
         return num_rows * vocab_size * 4 * 2 + chunk * vocab_size * 8 * _CHUNK_DOUBLES
 
@@ -67,17 +49,16 @@ class Sampler:
             logits: [rows, vocab_size] float32; the same afterwards as before.
             metadata: what the rows ask.
         """
-        errors: dict[int, str] = {}
-        raw: RawLogits | None = None
-        if metadata.changes:
-            raw = RawLogits(logits, metadata.changes)
-            errors = change_logits(logits, metadata.changes) | dict.fromkeys(raw.broken_rows(), _NAN)
-        output = _sample(logits, metadata, errors)
-        output.errors |= {row: NO_TOKEN_LEFT for row in metadata.changes if output.errors.get(row) == _EMPTY}
-        if raw is not None:
-            raw.restore(logits)
-        _add_logprobs(logits, metadata, output)
-        output.token_ids[list(output.errors)] = -1
+        if chosen_provider() == "native":
+            size = len(metadata.changes) * logits.shape[1]
+            if self._copies.size < size:
+                self._copies = np.empty(size, dtype=np.float32)
+            output: SamplerOutput = _native().sample(logits, metadata, self._copies)
+        else:
+            output = definition.sample(logits, metadata)
+        for row in metadata.changes:
+            if output.errors.get(row) == EMPTY:
+                output.errors[row] = NO_TOKEN_LEFT
         return output
 
     @staticmethod
@@ -89,47 +70,14 @@ class Sampler:
             token_ids: [rows].
             num_logprobs: [rows] as in SamplingMetadata, 0 up.
         """
-        output = SamplerOutput(token_ids, errors=_find_errors(logits.amax(dim=-1).numpy(force=True)))
-        rows = np.flatnonzero(_sound(len(token_ids), output.errors))
-        if rows.size:
-            output.logprobs = top_logprobs(logits, rows, token_ids[rows], num_logprobs[rows])
-        return output
+        score = _native().score if chosen_provider() == "native" else definition.score
+        found: SamplerOutput = score(logits, token_ids, num_logprobs)
+        return found
 
 
-def _sample(logits: Tensor, metadata: SamplingMetadata, errors: dict[int, str]) -> SamplerOutput:
-    """Tokens of all rows but those with errors; in these, something or other."""
-    # torch.argmax is defined to return the first of equal maxima, and NaN where there is one.
-    chosen = logits.argmax(dim=-1)
-    best = logits.gather(1, chosen[:, None]).squeeze(1)
-    errors = _find_errors(best.numpy(force=True)) | errors
-    token_ids: NDArray[np.int64] = chosen.numpy(force=True)
-    drawn = np.flatnonzero((metadata.temperature > 0.0) & _sound(len(token_ids), errors))
-    if drawn.size:
-        uniform = uniforms(metadata.seed[drawn], metadata.choice_index[drawn], metadata.output_position[drawn])
-        for piece in pieces(drawn.size, logits.shape[1]):
-            token_ids[drawn[piece]] = draw(logits, best, drawn[piece], uniform[piece], metadata)
-    return SamplerOutput(token_ids, errors=errors)
+@cache
+def _native() -> ModuleType:
+    """Without a compiler it cannot be imported."""
+    from octavo.sample import native
 
-
-def _find_errors(best: NDArray[np.float32]) -> dict[int, str]:
-    """Rows that nothing can be sampled from, by their largest logit."""
-    errors = dict.fromkeys(np.flatnonzero(np.isnan(best)).tolist(), _NAN)
-    return errors | dict.fromkeys(np.flatnonzero(np.isneginf(best)).tolist(), _EMPTY)
-
-
-def _sound(num_rows: int, errors: dict[int, str]) -> NDArray[np.bool_]:
-    sound = np.ones(num_rows, dtype=bool)
-    sound[list(errors)] = False
-    return sound
-
-
-def _add_logprobs(raw: Tensor, metadata: SamplingMetadata, output: SamplerOutput) -> None:
-    """Fills ``output.logprobs`` from the raw logits."""
-    asking = (metadata.num_logprobs >= 0) & _sound(len(output.token_ids), output.errors)
-    named = {row: ids for row, ids in metadata.logprob_token_ids.items() if asking[row]}
-    if named:
-        output.logprobs |= named_logprobs(raw, output.token_ids, named)
-        asking[list(named)] = False
-    rows = np.flatnonzero(asking)
-    if rows.size:
-        output.logprobs |= top_logprobs(raw, rows, output.token_ids[rows], metadata.num_logprobs[rows])
+    return native

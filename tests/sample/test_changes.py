@@ -14,7 +14,9 @@ from octavo.sample import RequestChanges, RowChanges, Sampler, SamplerOutput, Sa
 from octavo.types import NO_TOKEN_LEFT, SamplingParams
 from octavo.worker.peak_memory import PeakMemory
 from tests.sample import plain
-from tests.sample.test_sampler import Recorder, random_logits
+from tests.sample.test_sampler import Recorder, random_logits, torch_only
+
+pytestmark = pytest.mark.usefixtures("provider")
 
 EOS = [2]
 
@@ -177,6 +179,7 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
+@torch_only
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: next(reversed(feature)))
 def test_one_row_with_a_feature_costs_the_others_nothing(feature: dict[str, Any]) -> None:
     """Operations over the whole batch are those of the plain batch, and reads and writes of single rows."""
@@ -189,6 +192,7 @@ def test_one_row_with_a_feature_costs_the_others_nothing(feature: dict[str, Any]
     assert touched <= {"argmax", "gather", "index_select", "index_copy_", "index", "index_put_", "select"}
 
 
+@torch_only
 def test_changes_that_do_not_apply_now_are_none() -> None:
     def row(output: list[int], **params: Any) -> RowChanges | None:
         return RequestChanges(SamplingParams(**params), EOS, 50).row(np.array([1, *output], dtype=np.int32), 1)
@@ -205,6 +209,7 @@ def test_changes_that_do_not_apply_now_are_none() -> None:
 _IDS = st.integers(0, 2)
 
 
+@torch_only
 @given(
     words=st.lists(st.lists(_IDS, min_size=1, max_size=5), min_size=1, max_size=6), output=st.lists(_IDS, max_size=7)
 )
@@ -216,6 +221,7 @@ def test_bad_words_ban_their_last_tokens_behind_their_others(words: list[list[in
     assert found == {word[-1] for word in words if plain.ends_with(output, word[:-1])}
 
 
+@torch_only
 def test_a_long_bad_word_among_many_takes_no_more_than_itself() -> None:
     """A table as wide as the longest and as high as their number would be 2 MB for each request."""
     tracemalloc.start()
@@ -233,6 +239,7 @@ def test_a_long_bad_word_among_many_takes_no_more_than_itself() -> None:
 # counting -----------------------------------------------------------------------------------------------------------
 
 
+@torch_only
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_counts_follow_tokens_that_come_and_go(data: st.DataObject) -> None:
@@ -329,6 +336,7 @@ DEMANDS: list[dict[str, Any]] = [
 ]
 
 
+@torch_only
 @pytest.mark.parametrize("shape", [(2, 1500), (200, 1500), (1, 300_000), (5, 300_000)])
 @pytest.mark.parametrize("flat", [True, False])
 def test_no_batch_takes_more_memory_than_is_reserved(shape: tuple[int, int], flat: bool) -> None:

@@ -1,4 +1,4 @@
-"""Draws follow the distribution that the parameters describe: chi-square over 20,000 draws for each."""
+"""Draws follow the distribution that the parameters describe: chi-square over 100,000 draws for each."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,9 @@ from octavo.sample import RequestChanges, Sampler, SamplingMetadata
 from octavo.types import SamplingParams
 from tests.sample import plain
 
-COUNT = 20_000
+pytestmark = pytest.mark.usefixtures("provider")
+
+COUNT = 100_000
 # 8 degrees of freedom or fewer, p = 0.001.
 BOUND = 26.1
 WEIGHTS = [8.0, 4.0, 2.0, 1.0, 1.0, 0.5, 0.25, 0.25, 0.25]

@@ -15,6 +15,9 @@ from octavo.sample import RowChanges, Sampler, SamplerOutput, SamplingMetadata
 from octavo.types import NO_TOKEN_LEFT, SamplingParams
 from tests.sample import plain
 
+pytestmark = pytest.mark.usefixtures("provider")
+torch_only = pytest.mark.parametrize("provider", ["torch"], indirect=True)
+
 INF = math.inf
 NAN = math.nan
 # Where each chunk of the work, and the first look of top-p, ends; the tests go beyond both.
@@ -169,11 +172,12 @@ def test_a_filter_that_keeps_everything_changes_nothing() -> None:
     assert tokens(logits, *plain) == tokens(logits, *kept)
 
 
+@torch_only
 @pytest.mark.parametrize(("uniform", "expected"), [(0.0, 1), (1 - 2**-53, 3)])
 def test_the_ends_of_the_unit_interval_do_not_draw_impossible_tokens(
     monkeypatch: pytest.MonkeyPatch, uniform: float, expected: int
 ) -> None:
-    monkeypatch.setattr("octavo.sample.sampler.uniforms", lambda *key: np.array([uniform]))
+    monkeypatch.setattr("octavo.sample.definition.uniforms", lambda *key: np.array([uniform]))
     assert tokens([[-INF, 0.3, -INF, 0.1, -INF]], Row(temperature=0.7)) == [expected]
 
 
@@ -341,10 +345,12 @@ def ops(rows: list[Row]) -> list[tuple[str, tuple[int, ...]]]:
     return [(name, shape) for name, shape in recorder.calls if len(shape) == 2 and shape[1] == 100]
 
 
+@torch_only
 def test_an_all_greedy_batch_computes_an_argmax_and_nothing_else() -> None:
     assert [name for name, _ in ops([Row()] * 5)] == ["argmax", "gather"]
 
 
+@torch_only
 def test_filters_touch_only_the_rows_that_use_them() -> None:
     plain = Row(temperature=1.0)
     without = {name for name, _ in ops([plain, Row(), plain])}
