@@ -71,14 +71,28 @@ class Attention(nn.Module):
             )
         self._kv_cache = self.backend.view(raw, self._spec)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[num_tokens, num_heads × head_size] and twice [num_tokens, num_kv_heads × head_size] → like query."""
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, positions: Tensor, cos_sin: Tensor | None = None
+    ) -> Tensor:
+        """Rotates query and key where there is a table, keeps key and value, and attends.
+
+        Args:
+            query: [num_tokens, num_heads, head_size], or flat: [num_tokens, num_heads × head_size].
+            key, value: [num_tokens, num_kv_heads, head_size], or flat.
+            positions: [num_tokens] int64, rows of the table.
+            cos_sin: a RotaryEmbedding's table; None: nothing is rotated.
+
+        Returns:
+            [num_tokens, num_heads × head_size].
+        """
         if self._kv_cache is None:
             raise RuntimeError(f"{self.name}: no KV cache is bound")
         output = self.backend.forward(
             query.view(-1, self.num_heads, self.head_size),
             key.view(-1, self.num_kv_heads, self.head_size),
             value.view(-1, self.num_kv_heads, self.head_size),
+            positions,
+            cos_sin,
             self._kv_cache,
             get_forward_context()[self.name],
             self.scale,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedError
-from octavo.kernels import AttentionMetadata, chosen_provider, paged_attention, reshape_and_cache
+from octavo.kernels import AttentionMetadata, chosen_provider, paged_attention, reshape_and_cache, rotary_and_cache
 from octavo.registry import Registry
 from octavo.types import KVCacheSpec
 
@@ -42,6 +42,8 @@ class AttentionBackend(Protocol):
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
         kv_cache: Tensor,
         metadata: AttentionMetadata,
         scale: float,
@@ -49,7 +51,8 @@ class AttentionBackend(Protocol):
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Writes the step's keys and values, then attends: [num_tokens, heads, head_size] each, like the result."""
+        """Rotates query and key by a table (None: not at all), writes the step's keys and values, then attends:
+        [num_tokens, heads, head_size] each, like the result."""
         ...
 
 
@@ -67,6 +70,8 @@ class TorchAttentionBackend:
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
         kv_cache: Tensor,
         metadata: AttentionMetadata,
         scale: float,
@@ -74,7 +79,10 @@ class TorchAttentionBackend:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        reshape_and_cache(key, value, kv_cache, metadata.slot_mapping)
+        if cos_sin is None:
+            reshape_and_cache(key, value, kv_cache, metadata.slot_mapping)
+        else:
+            query = rotary_and_cache(positions, query, key, value, cos_sin, kv_cache, metadata.slot_mapping)
         return paged_attention(query, kv_cache, metadata, scale, sliding_window, softcap, sinks)
 
 

@@ -5,32 +5,23 @@ from torch import Tensor, nn
 from octavo import kernels
 from octavo.errors import UnsupportedError
 
-__all__ = ["Gelu", "GeluAndMul", "SiluAndMul", "activation", "gated_activation"]
+__all__ = ["Gelu", "activation", "gate_form"]
 
 # Several names of the same function. gelu_new and gelu_fast are older ways to write the approximation.
-_SILU = ("silu", "swish")
 _GELU: dict[str, kernels.GeluForm] = {
     "gelu": "none",
     "gelu_pytorch_tanh": "tanh",
     "gelu_new": "tanh",
     "gelu_fast": "tanh",
 }
-
-
-class SiluAndMul(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        """[rows, 2 × size], gate first, then up → [rows, size]."""
-        return kernels.silu_and_mul(x)
-
-
-class GeluAndMul(nn.Module):
-    def __init__(self, approximate: kernels.GeluForm) -> None:
-        super().__init__()
-        self.approximate = approximate
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[rows, 2 × size], gate first, then up → [rows, size]."""
-        return kernels.gelu_and_mul(x, self.approximate)
+_GATES: dict[str, kernels.GateForm] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
 
 
 class Gelu(nn.Module):
@@ -43,17 +34,15 @@ class Gelu(nn.Module):
         return kernels.gelu(x, self.approximate)
 
 
-def gated_activation(name: str) -> nn.Module:
-    """The gate of a gated MLP.
+def gate_form(name: str) -> kernels.GateForm:
+    """The activation of a gated MLP's gate.
 
     Raises:
         UnsupportedError: there is no such activation.
     """
-    if name in _SILU:
-        return SiluAndMul()
-    if name in _GELU:
-        return GeluAndMul(_GELU[name])
-    raise UnsupportedError(f"hidden_act {name!r} is not supported; supported: {', '.join([*_SILU, *_GELU])}")
+    if name in _GATES:
+        return _GATES[name]
+    raise UnsupportedError(f"hidden_act {name!r} is not supported; supported: {', '.join(_GATES)}")
 
 
 def activation(name: str) -> nn.Module:

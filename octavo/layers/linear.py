@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from octavo import kernels
+from octavo.layers.activation import gate_form
 from octavo.layers.parameter import ShardId, WeightParameter
 
-__all__ = ["MergedColumnParallelLinear", "QKVParallelLinear", "RowParallelLinear"]
+__all__ = ["GatedColumnParallelLinear", "QKVParallelLinear", "RowParallelLinear"]
 
 
 class _Linear(nn.Module):
@@ -36,25 +37,51 @@ class QKVParallelLinear(_Linear):
     def __init__(
         self, hidden_size: int, head_size: int, num_heads: int, num_kv_heads: int, *, bias: bool, dtype: torch.dtype
     ) -> None:
-        self.q_size = num_heads * head_size
-        self.kv_size = num_kv_heads * head_size
-        super().__init__(hidden_size, {"q": self.q_size, "k": self.kv_size, "v": self.kv_size}, bias, dtype)
+        q_size, kv_size = num_heads * head_size, num_kv_heads * head_size
+        super().__init__(hidden_size, {"q": q_size, "k": kv_size, "v": kv_size}, bias, dtype)
+        self.head_size = head_size
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
 
     def forward_split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(query, key, value), each [rows, heads × head_size]."""
-        query, key, value = self(x).split([self.q_size, self.kv_size, self.kv_size], dim=-1)
+        """(query, key, value), each [rows, its heads, head_size]: views of one product."""
+        heads = self(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_size)
+        query, key, value = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         return query, key, value
 
 
-class MergedColumnParallelLinear(_Linear):
-    """Several projections of the same input in one. Shards 0, 1, …, in the output's order."""
+class GatedColumnParallelLinear(_Linear):
+    """Gate and up projections of a gated MLP in one, with the gate's activation: ``activation(gate) * up``. Shards 0
+    (gate) and 1 (up).
 
-    def __init__(self, in_size: int, out_sizes: list[int], *, bias: bool, dtype: torch.dtype) -> None:
-        super().__init__(in_size, dict(enumerate(out_sizes)), bias, dtype)
+    Args:
+        activation: its Hugging Face name.
+    """
+
+    def __init__(self, in_size: int, out_size: int, activation: str, *, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__(in_size, {0: out_size, 1: out_size}, bias, dtype)
+        self.activation = gate_form(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return kernels.gated_linear(x, self.weight.packed, self.bias, self.activation)
+
+    def finish_loading(self) -> None:
+        self.weight.pack(gated=True)
 
 
 class RowParallelLinear(_Linear):
-    """One projection, back to the hidden size."""
+    """One projection, back to the hidden size.
 
-    def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype) -> None:
+    Args:
+        residual_multiplier: factor of what is added to the residual.
+    """
+
+    def __init__(
+        self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, residual_multiplier: float = 1.0
+    ) -> None:
         super().__init__(in_size, {None: out_size}, bias, dtype)
+        self.residual_multiplier = residual_multiplier
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + the projection of x, in float32. residual: [rows, out] float32, not changed."""
+        return kernels.linear_add(x, self.weight.packed, self.bias, residual, self.residual_multiplier)

@@ -80,10 +80,14 @@ class WeightParameter(nn.Parameter):
     def full_nbytes(self) -> int:
         return math.prod(self.full_shape) * self.itemsize
 
-    def pack(self) -> None:
-        """For a weight matrix, when all shards are there. A second call changes nothing."""
+    def pack(self, gated: bool = False) -> None:
+        """For a weight matrix, when all shards are there. A second call changes nothing.
+
+        Args:
+            gated: ``gated_linear`` will read it.
+        """
         if self.packed is self:
-            self.packed = kernels.pack_weight(self.data)
+            self.packed = kernels.pack_weight(self.data, gated)
             if isinstance(self.packed, kernels.PackedWeight):
                 self.data = torch.empty(0, dtype=self.dtype)
 

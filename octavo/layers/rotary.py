@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo import kernels
 from octavo.errors import ModelError, UnsupportedError
 from octavo.logging import init_logger
 
@@ -27,13 +26,17 @@ ScalingRule = Callable[[Tensor, Scaling, float, int], tuple[Tensor, float]]
 
 
 class RotaryEmbedding(nn.Module):
-    """Args:
+    """Holds the table, which attention layers rotate by.
 
-    rotary_dim: channels of a head that are rotated, the first ones.
-    max_position: rows of the table: positions are below it.
-    theta: base of the frequencies.
-    scaling: ``rope_scaling`` of a Hugging Face config, checked and completed by the checkpoints room.
-    freq_factors: divisors of the rotary_dim/2 frequencies (a GGUF file's ``rope_freqs.weight``).
+    Args:
+        rotary_dim: channels of a head that are rotated, the first ones.
+        max_position: rows of the table: positions are below it.
+        theta: base of the frequencies.
+        scaling: ``rope_scaling`` of a Hugging Face config, checked and completed by the checkpoints room.
+        freq_factors: divisors of the rotary_dim/2 frequencies (a GGUF file's ``rope_freqs.weight``).
+
+    Attributes:
+        cos_sin: [max_position, rotary_dim] float32, the cosines of a position's angles, then their sines.
     """
 
     cos_sin: Tensor
@@ -59,10 +62,6 @@ class RotaryEmbedding(nn.Module):
         if freq_factors is not None:
             frequencies = frequencies / torch.tensor(freq_factors, dtype=torch.float32)
         self.register_buffer("cos_sin", _table(frequencies, max_position, magnitude), persistent=False)
-
-    def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """positions: [num_tokens]; query and key: [num_tokens, heads, head_size]."""
-        return kernels.rotary_embedding(positions, query, key, self.cos_sin)
 
 
 def _table(frequencies: Tensor, max_position: int, magnitude: float) -> Tensor:

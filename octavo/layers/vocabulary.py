@@ -21,8 +21,8 @@ class VocabParallelEmbedding(nn.Module):
         self.weight = WeightParameter((vocab_size, hidden_size), dtype)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """[num_tokens] int64 → [num_tokens, hidden_size]."""
-        return kernels.embedding(token_ids, self.weight.packed, self.scale)
+        """[num_tokens] int64 → [num_tokens, hidden_size] float32: the residual stream begins here."""
+        return kernels.embedding(token_ids, self.weight.packed, self.scale, torch.float32)
 
     def finish_loading(self) -> None:
         """Called once, when all weights are there."""

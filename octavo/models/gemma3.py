@@ -4,45 +4,37 @@ Heads of Q and K are normed instead of soft-capped, most layers have a sliding w
 a base of their own, without the scaling that stretches the others' context.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from octavo.config import ModelConfig
 from octavo.layers import RotaryEmbedding
-from octavo.models.gemma2 import Gemma2Attention, Gemma2DecoderLayer, Gemma2ForCausalLM, gemma_norm
+from octavo.models.causal_lm import rotary_embedding
+from octavo.models.gemma2 import GemmaCausalLM, gemma_norm
+from octavo.models.llama import LlamaAttention, layer_window
 
 __all__ = ["Gemma3ForCausalLM"]
 
 
-class Gemma3Attention(Gemma2Attention):
-    def __init__(
-        self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, layer_type: str, name: str
-    ) -> None:
-        super().__init__(config, dtype, rotary, layer_type, name)
-        self.q_norm = gemma_norm(self.head_size, config, dtype)
-        self.k_norm = gemma_norm(self.head_size, config, dtype)
-
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        query, key, value = self.qkv_proj.forward_split(hidden)
-        query = self.q_norm.normed(query.view(-1, self.num_heads, self.head_size))
-        key = self.k_norm.normed(key.view(-1, self.num_kv_heads, self.head_size))
-        query, key = self.rotary_emb(positions, query, key)
-        output: Tensor = self.o_proj(self.attn(query, key, value))
-        return output
-
-
-class Gemma3ForCausalLM(Gemma2ForCausalLM):
-    def make_layers(self, model_config: ModelConfig) -> Iterator[Gemma2DecoderLayer]:
+class Gemma3ForCausalLM(GemmaCausalLM):
+    def __init__(self, model_config: ModelConfig) -> None:
         config, dtype = model_config.hf_config, getattr(torch, model_config.dtype)
-        shape = (config["head_dim"], model_config.max_model_len)
+        head_size = config["head_dim"]
         rotary = {
-            "full_attention": RotaryEmbedding(*shape, config["rope_theta"], config["rope_scaling"]),
-            "sliding_attention": RotaryEmbedding(*shape, config["rope_local_base_freq"]),
+            "full_attention": rotary_embedding(model_config),
+            "sliding_attention": RotaryEmbedding(head_size, model_config.max_model_len, config["rope_local_base_freq"]),
         }
-        for index, layer_type in enumerate(config["layer_types"]):
-            name = f"model.layers.{index}.self_attn"
-            attention = Gemma3Attention(config, dtype, rotary[layer_type], layer_type, name)
-            yield Gemma2DecoderLayer(config, dtype, attention)
+        attention = [
+            LlamaAttention(
+                config,
+                dtype,
+                rotary[layer_type],
+                index,
+                scale=config["query_pre_attn_scalar"] ** -0.5,
+                sliding_window=layer_window(config, index),
+                logits_soft_cap=config["attn_logit_softcapping"],
+                q_norm=gemma_norm(head_size, config, dtype),
+                k_norm=gemma_norm(head_size, config, dtype),
+            )
+            for index, layer_type in enumerate(config["layer_types"])
+        ]
+        super().__init__(model_config, attention)

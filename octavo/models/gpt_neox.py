@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo import kernels
 from octavo.attention import Attention
 from octavo.config import ModelConfig
 from octavo.layers import (
@@ -21,6 +20,7 @@ from octavo.layers import (
     VocabParallelEmbedding,
     activation,
 )
+from octavo.models.causal_lm import rotary_embedding
 
 __all__ = ["GPTNeoXForCausalLM"]
 
@@ -29,31 +29,19 @@ class GPTNeoXAttention(nn.Module):
     def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, name: str) -> None:
         super().__init__()
         hidden_size, bias = config["hidden_size"], config["attention_bias"]
-        self.num_heads = config["num_attention_heads"]
-        self.head_size = config["head_dim"]
+        num_heads, head_size = config["num_attention_heads"], config["head_dim"]
         # The checkpoint has query, key and value of a head next to each other; they are put in order when it is read.
-        self.query_key_value = QKVParallelLinear(
-            hidden_size, self.head_size, self.num_heads, self.num_heads, bias=bias, dtype=dtype
-        )
-        self.dense = RowParallelLinear(hidden_size, hidden_size, bias=bias, dtype=dtype)
+        self.query_key_value = QKVParallelLinear(hidden_size, head_size, num_heads, num_heads, bias=bias, dtype=dtype)
         self.rotary_emb = rotary
         self.attn = Attention(
-            name,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_heads,
-            head_size=self.head_size,
-            scale=self.head_size**-0.5,
+            name, num_heads=num_heads, num_kv_heads=num_heads, head_size=head_size, scale=head_size**-0.5
         )
+        self.dense = RowParallelLinear(hidden_size, hidden_size, bias=bias, dtype=dtype)
 
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor) -> Tensor:
+        """residual + what attention computes, in float32."""
         query, key, value = self.query_key_value.forward_split(hidden)
-        query, key = self.rotary_emb(
-            positions,
-            query.view(-1, self.num_heads, self.head_size),
-            key.view(-1, self.num_heads, self.head_size),
-        )
-        output: Tensor = self.dense(self.attn(query, key, value))
-        return output
+        return self.dense.add_to(residual, self.attn(query, key, value, positions, self.rotary_emb.cos_sin))
 
 
 class GPTNeoXMLP(nn.Module):
@@ -64,9 +52,9 @@ class GPTNeoXMLP(nn.Module):
         self.act_fn = activation(config["hidden_act"])
         self.dense_4h_to_h = RowParallelLinear(inner_size, hidden_size, bias=True, dtype=dtype)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        output: Tensor = self.dense_4h_to_h(self.act_fn(self.dense_h_to_4h(hidden)))
-        return output
+    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        """residual + what the MLP computes, in float32."""
+        return self.dense_4h_to_h.add_to(residual, self.act_fn(self.dense_h_to_4h(hidden)))
 
 
 class GPTNeoXLayer(nn.Module):
@@ -79,15 +67,11 @@ class GPTNeoXLayer(nn.Module):
         self.post_attention_layernorm = LayerNorm(hidden_size, eps, dtype, bias=True)
         self.mlp = GPTNeoXMLP(config, dtype)
 
-    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        normed, total = self.input_layernorm(hidden, residual)
-        attended = self.attention(positions, normed)
-        if not self.parallel:
-            normed, total = self.post_attention_layernorm(attended, total)
-            return self.mlp(normed), total
-        normed, _ = self.post_attention_layernorm(hidden, residual)  # of the same sum
-        _, total = kernels.add_to_residual(attended, total)
-        return self.mlp(normed), total
+    def forward(self, positions: Tensor, residual: Tensor) -> Tensor:
+        attended = self.attention(positions, self.input_layernorm(residual), residual)
+        seen = residual if self.parallel else attended
+        output: Tensor = self.mlp(self.post_attention_layernorm(seen), attended)
+        return output
 
 
 class GPTNeoXModel(nn.Module):
@@ -96,12 +80,7 @@ class GPTNeoXModel(nn.Module):
         config, dtype = model_config.hf_config, getattr(torch, model_config.dtype)
         hidden_size = config["hidden_size"]
         self.embed_in = VocabParallelEmbedding(model_config.vocab_size, hidden_size, dtype)
-        rotary = RotaryEmbedding(
-            int(config["head_dim"] * config["partial_rotary_factor"]),
-            model_config.max_model_len,
-            config["rope_theta"],
-            config["rope_scaling"],
-        )
+        rotary = rotary_embedding(model_config)
         self.layers = nn.ModuleList(
             GPTNeoXLayer(config, dtype, rotary, f"gpt_neox.layers.{index}")
             for index in range(config["num_hidden_layers"])
@@ -109,11 +88,10 @@ class GPTNeoXModel(nn.Module):
         self.final_layer_norm = LayerNorm(hidden_size, config["layer_norm_eps"], dtype, bias=True)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        hidden: Tensor = self.embed_in(input_ids)
-        residual: Tensor | None = None
+        residual: Tensor = self.embed_in(input_ids)
         for layer in self.layers:
-            hidden, residual = layer(positions, hidden, residual)
-        hidden, _ = self.final_layer_norm(hidden, residual)
+            residual = layer(positions, residual)
+        hidden: Tensor = self.final_layer_norm(residual)
         return hidden
 
 

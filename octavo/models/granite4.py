@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.layers import MergedColumnParallelLinear, RotaryEmbedding, RowParallelLinear, gated_activation
-from octavo.models.granite import GraniteAttention, GraniteForCausalLM, granite_norm
+from octavo.layers import GatedColumnParallelLinear, RMSNorm, RowParallelLinear
+from octavo.models.granite import GraniteForCausalLM
+from octavo.models.llama import LlamaAttention
 
 __all__ = ["GraniteMoeHybridForCausalLM"]
 
@@ -19,30 +20,32 @@ class GraniteSharedMLP(nn.Module):
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__()
         hidden_size, inner_size = config["hidden_size"], config["shared_intermediate_size"]
-        self.input_linear = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias=False, dtype=dtype)
-        self.act_fn = gated_activation(config["hidden_act"])
-        self.output_linear = RowParallelLinear(inner_size, hidden_size, bias=False, dtype=dtype)
+        self.input_linear = GatedColumnParallelLinear(
+            hidden_size, inner_size, config["hidden_act"], bias=False, dtype=dtype
+        )
+        self.output_linear = RowParallelLinear(
+            inner_size, hidden_size, bias=False, dtype=dtype, residual_multiplier=config["residual_multiplier"]
+        )
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        output: Tensor = self.output_linear(self.act_fn(self.input_linear(hidden)))
-        return output
+    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        return self.output_linear.add_to(residual, self.input_linear(hidden))
 
 
 class Granite4DecoderLayer(nn.Module):
-    def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding | None, name: str) -> None:
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype, self_attn: LlamaAttention) -> None:
         super().__init__()
-        self.input_layernorm = granite_norm(config, dtype)
-        self.self_attn = GraniteAttention(config, dtype, rotary, f"{name}.self_attn")
-        self.post_attention_layernorm = granite_norm(config, dtype)
+        hidden_size, eps = config["hidden_size"], config["rms_norm_eps"]
+        self.input_layernorm = RMSNorm(hidden_size, eps, dtype)
+        self.self_attn = self_attn
+        self.post_attention_layernorm = RMSNorm(hidden_size, eps, dtype)
         self.shared_mlp = GraniteSharedMLP(config, dtype)
 
-    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        hidden, residual = self.input_layernorm(hidden, residual)
-        hidden = self.self_attn(positions, hidden)
-        hidden, residual = self.post_attention_layernorm(hidden, residual)
-        return self.shared_mlp(hidden), residual
+    def forward(self, positions: Tensor, residual: Tensor) -> Tensor:
+        residual = self.self_attn(positions, self.input_layernorm(residual), residual)
+        output: Tensor = self.shared_mlp(self.post_attention_layernorm(residual), residual)
+        return output
 
 
 class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
-    make_layer = Granite4DecoderLayer
+    layer_type = Granite4DecoderLayer
     packed_modules_mapping = {"qkv_proj": {"q_proj": "q", "k_proj": "k", "v_proj": "v"}}

@@ -3,53 +3,25 @@
 With ``use_sliding_window`` the upper layers, from ``max_window_layers`` on, look at a window.
 """
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
 
-from octavo.attention import Attention
-from octavo.layers import QKVParallelLinear, RotaryEmbedding, RowParallelLinear
-from octavo.models.llama import LlamaDecoderLayer, LlamaForCausalLM
+from octavo.config import ModelConfig
+from octavo.layers import RMSNorm
+from octavo.models.causal_lm import CausalLM, rotary_embedding
+from octavo.models.llama import LlamaAttention, LlamaDecoderLayer, layer_window
 
 __all__ = ["Qwen2ForCausalLM"]
 
 
-class Qwen2Attention(nn.Module):
-    def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, index: int) -> None:
-        super().__init__()
-        hidden_size = config["hidden_size"]
-        self.num_heads = config["num_attention_heads"]
-        self.num_kv_heads = config["num_key_value_heads"]
-        self.head_size = config["head_dim"]
-        self.qkv_proj = QKVParallelLinear(
-            hidden_size, self.head_size, self.num_heads, self.num_kv_heads, bias=True, dtype=dtype
-        )
-        self.o_proj = RowParallelLinear(self.num_heads * self.head_size, hidden_size, bias=False, dtype=dtype)
-        self.rotary_emb = rotary
-        self.attn = Attention(
-            f"model.layers.{index}.self_attn",
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_size=self.head_size,
-            scale=self.head_size**-0.5,
-            sliding_window=config["sliding_window"] if config["layer_types"][index] == "sliding_attention" else None,
-        )
-
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        query, key, value = self.qkv_proj.forward_split(hidden)
-        query, key = self.rotary_emb(
-            positions,
-            query.view(-1, self.num_heads, self.head_size),
-            key.view(-1, self.num_kv_heads, self.head_size),
-        )
-        output: Tensor = self.o_proj(self.attn(query, key, value))
-        return output
-
-
-class Qwen2DecoderLayer(LlamaDecoderLayer):
-    attention_type = Qwen2Attention
-
-
-class Qwen2ForCausalLM(LlamaForCausalLM):
-    layer_type = Qwen2DecoderLayer
+class Qwen2ForCausalLM(CausalLM):
+    def __init__(self, model_config: ModelConfig) -> None:
+        config, dtype = model_config.hf_config, getattr(torch, model_config.dtype)
+        rotary = rotary_embedding(model_config)
+        layers = []
+        for index in range(config["num_hidden_layers"]):
+            window = layer_window(config, index)
+            attention = LlamaAttention(
+                config, dtype, rotary, index, qkv_bias=True, output_bias=False, sliding_window=window
+            )
+            layers.append(LlamaDecoderLayer(config, dtype, attention))
+        super().__init__(model_config, layers, RMSNorm(config["hidden_size"], config["rms_norm_eps"], dtype))

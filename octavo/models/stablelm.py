@@ -10,18 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from octavo import kernels
-from octavo.attention import Attention
 from octavo.config import ModelConfig
-from octavo.layers import (
-    LayerNorm,
-    ParallelLMHead,
-    QKVParallelLinear,
-    RotaryEmbedding,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-    WeightParameter,
-)
-from octavo.models.llama import LlamaMLP
+from octavo.layers import LayerNorm, RotaryEmbedding, WeightParameter
+from octavo.models.causal_lm import CausalLM, rotary_embedding
+from octavo.models.llama import LlamaAttention, LlamaMLP
 
 __all__ = ["StableLmForCausalLM"]
 
@@ -40,118 +32,45 @@ class PerHeadLayerNorm(nn.Module):
         return kernels.layer_norm(x, self.weight.view(self.num_heads, -1), None, self.eps)
 
 
-class StableLmAttention(nn.Module):
-    def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, name: str) -> None:
-        super().__init__()
-        hidden_size, eps = config["hidden_size"], config["layer_norm_eps"]
-        self.num_heads = config["num_attention_heads"]
-        self.num_kv_heads = config["num_key_value_heads"]
-        self.head_size = config["head_dim"]
-        self.qkv_proj = QKVParallelLinear(
-            hidden_size, self.head_size, self.num_heads, self.num_kv_heads, bias=config["use_qkv_bias"], dtype=dtype
-        )
-        self.o_proj = RowParallelLinear(self.num_heads * self.head_size, hidden_size, bias=False, dtype=dtype)
-        self.q_layernorm = self.k_layernorm = None
+class StableLmAttention(LlamaAttention):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, index: int) -> None:
+        q_norm = k_norm = None
         if config["qk_layernorm"]:
-            self.q_layernorm = PerHeadLayerNorm(self.num_heads, self.head_size, eps, dtype)
-            self.k_layernorm = PerHeadLayerNorm(self.num_kv_heads, self.head_size, eps, dtype)
-        self.rotary_emb = rotary
-        self.attn = Attention(
-            name,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_size=self.head_size,
-            scale=self.head_size**-0.5,
-        )
-
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        query, key, value = self.qkv_proj.forward_split(hidden)
-        query = query.view(-1, self.num_heads, self.head_size)
-        key = key.view(-1, self.num_kv_heads, self.head_size)
-        if self.q_layernorm is not None and self.k_layernorm is not None:
-            query, key = self.q_layernorm(query), self.k_layernorm(key)
-        query, key = self.rotary_emb(positions, query, key)
-        output: Tensor = self.o_proj(self.attn(query, key, value))
-        return output
+            eps, head_size = config["layer_norm_eps"], config["head_dim"]
+            q_norm = PerHeadLayerNorm(config["num_attention_heads"], head_size, eps, dtype)
+            k_norm = PerHeadLayerNorm(config["num_key_value_heads"], head_size, eps, dtype)
+        bias = config["use_qkv_bias"]
+        super().__init__(config, dtype, rotary, index, qkv_bias=bias, output_bias=False, q_norm=q_norm, k_norm=k_norm)
 
 
 class StableLmDecoderLayer(nn.Module):
-    def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, name: str) -> None:
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype, rotary: RotaryEmbedding, index: int) -> None:
         super().__init__()
         hidden_size, eps = config["hidden_size"], config["layer_norm_eps"]
         self.input_layernorm = LayerNorm(hidden_size, eps, dtype, bias=True)
-        self.self_attn = StableLmAttention(config, dtype, rotary, f"{name}.self_attn")
+        self.self_attn = StableLmAttention(config, dtype, rotary, index)
         self.post_attention_layernorm = None
         if not config["use_parallel_residual"]:
             self.post_attention_layernorm = LayerNorm(hidden_size, eps, dtype, bias=True)
         self.mlp = LlamaMLP(config, dtype)
 
-    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        normed, total = self.input_layernorm(hidden, residual)
-        attended = self.self_attn(positions, normed)
+    def forward(self, positions: Tensor, residual: Tensor) -> Tensor:
+        hidden = self.input_layernorm(residual)
+        residual = self.self_attn(positions, hidden, residual)
         if self.post_attention_layernorm is not None:
-            normed, total = self.post_attention_layernorm(attended, total)
-        else:
-            _, total = kernels.add_to_residual(attended, total)
-        return self.mlp(normed), total
+            hidden = self.post_attention_layernorm(residual)
+        output: Tensor = self.mlp(hidden, residual)
+        return output
 
 
-class StableLmModel(nn.Module):
+class StableLmForCausalLM(CausalLM):
     def __init__(self, model_config: ModelConfig) -> None:
-        super().__init__()
         config, dtype = model_config.hf_config, getattr(torch, model_config.dtype)
-        hidden_size = config["hidden_size"]
-        self.embed_tokens = VocabParallelEmbedding(model_config.vocab_size, hidden_size, dtype)
-        rotary = RotaryEmbedding(
-            int(config["head_dim"] * config["partial_rotary_factor"]),
-            model_config.max_model_len,
-            config["rope_theta"],
-            config["rope_scaling"],
-        )
-        self.layers = nn.ModuleList(
-            StableLmDecoderLayer(config, dtype, rotary, f"model.layers.{index}")
-            for index in range(config["num_hidden_layers"])
-        )
-        self.norm = LayerNorm(hidden_size, config["layer_norm_eps"], dtype, bias=True)
-
-    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        hidden: Tensor = self.embed_tokens(input_ids)
-        residual: Tensor | None = None
-        for layer in self.layers:
-            hidden, residual = layer(positions, hidden, residual)
-        hidden, _ = self.norm(hidden, residual)
-        return hidden
-
-
-class StableLmForCausalLM(nn.Module):
-    """Attributes:
-
-    packed_modules_mapping: merged module → the checkpoint's modules, in the order of its shards.
-    """
-
-    def __init__(self, model_config: ModelConfig) -> None:
-        super().__init__()
-        config, dtype = model_config.hf_config, getattr(torch, model_config.dtype)
-        self.packed_modules_mapping = {
-            "qkv_proj": {"q_proj": "q", "k_proj": "k", "v_proj": "v"},
-            "gate_up_proj": {"gate_proj": 0, "up_proj": 1},
-            "q_layernorm": {f"q_layernorm.norms.{head}": head for head in range(config["num_attention_heads"])},
-            "k_layernorm": {f"k_layernorm.norms.{head}": head for head in range(config["num_key_value_heads"])},
+        rotary = rotary_embedding(model_config)
+        layers = [StableLmDecoderLayer(config, dtype, rotary, index) for index in range(config["num_hidden_layers"])]
+        norm = LayerNorm(config["hidden_size"], config["layer_norm_eps"], dtype, bias=True)
+        super().__init__(model_config, layers, norm)
+        self.packed_modules_mapping = CausalLM.packed_modules_mapping | {
+            "q_norm": {f"q_layernorm.norms.{head}": head for head in range(config["num_attention_heads"])},
+            "k_norm": {f"k_layernorm.norms.{head}": head for head in range(config["num_key_value_heads"])},
         }
-        self.model = StableLmModel(model_config)
-        self.lm_head = ParallelLMHead(
-            model_config.vocab_size,
-            config["hidden_size"],
-            dtype,
-            tied_to=self.model.embed_tokens if config["tie_word_embeddings"] else None,
-        )
-
-    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """[num_tokens] and [num_tokens] → [num_tokens, hidden_size]."""
-        hidden: Tensor = self.model(input_ids, positions)
-        return hidden
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden_size] → [rows, vocab_size] float32."""
-        logits: Tensor = self.lm_head(hidden)
-        return logits

@@ -39,7 +39,7 @@ def step(layer: Attention, metadata: AttentionMetadata, seed: int, dtype: str = 
     generator = torch.Generator().manual_seed(seed)
     rows = [torch.randn(1, width, generator=generator).to(getattr(torch, dtype)) for width in (32, 16, 16)]
     with set_forward_context({layer.name: metadata}):
-        output: Tensor = layer(*rows)
+        output: Tensor = layer(*rows, torch.tensor([0]))
     return output
 
 
@@ -100,6 +100,34 @@ def test_a_block_is_bytes_that_can_be_moved(dtype: str) -> None:
     raw.view(4, page)[3] = raw.view(4, page)[1]
     raw.view(4, page)[1] = 0xFF
     assert torch.equal(step(layer, decode(3, 6), 6, dtype), expected)
+
+
+def test_a_table_rotates_query_and_key_and_without_one_nothing_is() -> None:
+    angles = torch.outer(torch.arange(3.0), torch.tensor([1.0, 0.1]))
+    table = torch.cat([angles.cos(), angles.sin()], dim=1)
+
+    def turned(x: Tensor, position: int) -> Tensor:
+        """The first four of each head's eight channels, in pairs two apart."""
+        heads = x.view(-1, 8)
+        pairs = torch.complex(heads[:, :2], heads[:, 2:4]) * torch.polar(torch.ones(2), angles[position])
+        return torch.cat([pairs.real, pairs.imag, heads[:, 4:]], dim=1).view(1, -1)
+
+    def outputs(table: Tensor | None, *, by_hand: bool) -> list[Tensor]:
+        layer = make_layer()
+        layer.bind_kv_cache(torch.zeros(2 * layer.kv_cache_spec(16, "float32").page_size_bytes, dtype=torch.uint8))
+        found = []
+        for position in range(3):
+            generator = torch.Generator().manual_seed(position)
+            query, key, value = (torch.randn(1, width, generator=generator) for width in (32, 16, 16))
+            if by_hand:
+                query, key = turned(query, position), turned(key, position)
+            with set_forward_context({"layer": decode(1, position + 1)}):
+                found.append(layer(query, key, value, torch.tensor([position]), table))
+        return found
+
+    expected = outputs(None, by_hand=True)
+    torch.testing.assert_close(outputs(table, by_hand=False), expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(outputs(None, by_hand=False)[2], expected[2], atol=1e-3)
 
 
 def test_soft_cap_and_sinks_reach_the_scores() -> None:

@@ -25,15 +25,6 @@ def test_frequency_factors_divide() -> None:
     torch.testing.assert_close(table[::2, 1], plain[:5, 1])
 
 
-def test_a_channel_past_the_rotated_ones_is_left() -> None:
-    rotary = RotaryEmbedding(4, 10, 100.0)
-    query, key = torch.randn(3, 2, 6), torch.randn(3, 1, 6)
-    turned, _ = rotary(torch.tensor([0, 5, 9]), query, key)
-    assert torch.equal(turned[..., 4:], query[..., 4:])
-    assert torch.equal(turned[0], query[0])
-    assert not torch.equal(turned[1, :, :4], query[1, :, :4])
-
-
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0, 2.0],

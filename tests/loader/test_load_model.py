@@ -232,8 +232,8 @@ def test_an_unknown_architecture_is_refused_by_name(tiny_llama_dir: Path) -> Non
 
 def test_another_activation_is_refused_by_name(tiny_llama_dir: Path) -> None:
     config = config_of(tiny_llama_dir)
-    fields = config.model.hf_config | {"hidden_act": "gelu"}
-    with pytest.raises(UnsupportedError, match=r"hidden_act 'gelu' is not supported; supported: silu"):
+    fields = config.model.hf_config | {"hidden_act": "relu6"}
+    with pytest.raises(UnsupportedError, match=r"hidden_act 'relu6' is not supported; supported: silu"):
         load_model(dataclasses.replace(config, model=dataclasses.replace(config.model, hf_config=fields)))
 
 

@@ -31,15 +31,15 @@ def test_a_request_alone_equals_the_same_among_neighbours(run: Runner, model_dir
 def test_control_one_bit_of_one_activation_is_noticed(
     run: Runner, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = provider._KERNELS["silu_and_mul"]
+    honest = provider._KERNELS["gated_linear"]
 
-    def nudged(x: Tensor) -> Tensor:
-        found: Tensor = honest(x)
+    def nudged(x: Tensor, *others: object) -> Tensor:
+        found: Tensor = honest(x, *others)
         if len(x) == 17:
             found.view(torch.int16)[:, 0] ^= 1
         return found
 
-    monkeypatch.setitem(provider._KERNELS, "silu_and_mul", nudged)
+    monkeypatch.setitem(provider._KERNELS, "gated_linear", nudged)
     whole = run(llama_dir, [prompt(70)], seeded(3), dtype="bfloat16")
     chunked = run(llama_dir, [prompt(70)], seeded(3), dtype="bfloat16", long_prefill_token_threshold=17)
     with pytest.raises(AssertionError):

@@ -43,7 +43,7 @@ FAMILY = Family(
     partial_rotary=True,
     gguf=GGUFPart(
         architecture="stablelm",
-        block_names=BLOCK_NAMES | {"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"},
+        block_names=BLOCK_NAMES | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
         flattened=("attn_q_norm", "attn_k_norm"),
         config=_gguf_config,
     ),
