@@ -10,6 +10,10 @@ from torch import Tensor
 
 from octavo import kernels
 from octavo.kernels import AttentionMetadata, reshape_and_cache
+from tests.kernels import amx
+
+# It is compiled for AVX-512, as the level's other kernels are.
+collect_ignore = [] if amx.available() else ["test_amx_emulator.py"]
 
 
 def _levels() -> list[str]:

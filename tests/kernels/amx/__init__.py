@@ -1,0 +1,96 @@
+"""AMX for tests: natively where the machine has it, else emulated instruction by instruction (``emulator.cpp``).
+
+``available()``: the instructions can be run in this process. ``offered()``: while it is open, the native library offers
+its level ``amx`` here too. Both are compiled on first use, with ``$CXX`` and ``$CXXFLAGS`` (``make sanitize`` gives the
+emulator AddressSanitizer, so that what a tile reads is checked as well).
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+__all__ = ["HERE", "available", "emulator", "executed", "instructions", "native", "offered"]
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE.parents[2] / "build" / "tests"
+EMULATOR_FLAGS = ("-mavx512f", "-mfma")
+INSTRUCTION_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
+# As the emulator counts them.
+INSTRUCTIONS = ("ldtilecfg", "sttilecfg", "tilerelease", "tilezero", "tileload", "tilestore", "tdp")
+
+
+@cache
+def _cpu_flags() -> frozenset[str]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.split(":")[1].split())
+    return frozenset()
+
+
+def native() -> bool:
+    """The machine has AMX. (Linux shows no flag that it would not let a process use.)"""
+    return {"amx_tile", "amx_bf16", "amx_int8"} <= _cpu_flags()
+
+
+@cache
+def available() -> bool:
+    """The level's other kernels need AVX-512 with bf16; the emulator needs a compiler."""
+    return {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"} <= _cpu_flags() and (
+        shutil.which(_compiler()) is not None
+    )
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX", "c++")
+
+
+@cache
+def library(name: str, *flags: str) -> ctypes.CDLL:
+    """The shared library of ``name``.cpp."""
+    source = HERE / f"{name}.cpp"
+    command = [_compiler(), "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *flags]
+    command += os.environ.get("CXXFLAGS", "").split()
+    key = hashlib.sha256(repr(command).encode() + source.read_bytes()).hexdigest()[:16]
+    target = BUILD / f"{name}-{key}.so"
+    if not target.exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(f".{os.getpid()}")
+        subprocess.run([*command, "-o", str(partial), str(source)], check=True)
+        partial.rename(target)
+    return ctypes.CDLL(str(target), mode=ctypes.RTLD_GLOBAL)
+
+
+def emulator() -> ctypes.CDLL:
+    found = library("emulator", *EMULATOR_FLAGS)
+    found.octavo_amx_executed.restype = ctypes.c_int64
+    return found
+
+
+def instructions() -> ctypes.CDLL:
+    """The functions of ``instructions.cpp``, ready to be called."""
+    if not native():
+        emulator().octavo_amx_emulate(0)
+    return library("instructions", *INSTRUCTION_FLAGS)
+
+
+def executed() -> dict[str, int]:
+    """How often each instruction was emulated so far."""
+    return {name: emulator().octavo_amx_executed(index) for index, name in enumerate(INSTRUCTIONS)}
+
+
+@contextmanager
+def offered() -> Iterator[None]:
+    if native():
+        yield
+        return
+    assert emulator().octavo_amx_emulate(1) == 0
+    try:
+        yield
+    finally:
+        emulator().octavo_amx_emulate(0)
