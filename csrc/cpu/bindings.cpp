@@ -78,12 +78,13 @@ NB_MODULE(_native, m) {
     const Working working;
     return chosen.load()->multiply_int8();
   });
-  m.def("packed_bytes", [](int type, int64_t out_size, int64_t in_size) {
-    return packed_bytes(static_cast<Type>(type), out_size, in_size);
+  m.attr("LAYOUT_VERSION") = kLayoutVersion;
+  m.def("packed_bytes", [](int type, int64_t out_size, int64_t in_size, bool gated) {
+    return packed_bytes(static_cast<Type>(type), out_size, in_size, gated);
   });
-  m.def("pack", [](int type, Address weight, int64_t out_size, int64_t in_size, Address packed) {
+  m.def("pack", [](int type, Address weight, int64_t out_size, int64_t in_size, bool gated, Address packed) {
     const Working working;
-    pack(static_cast<Type>(type), at<void>(weight), out_size, in_size, at<void>(packed));
+    pack(static_cast<Type>(type), at<void>(weight), out_size, in_size, gated, at<void>(packed));
   });
   m.def("embedding", [](int type, Address ids, Address weight, Address out, int64_t rows, int64_t size,
                         int64_t vocabulary) {
@@ -94,9 +95,11 @@ NB_MODULE(_native, m) {
     embed(call);
   });
   m.def("linear", [](int type, Address x, int64_t x_stride, Address weight, Address bias, Address out, int out_type,
-                     int64_t rows, int64_t in_size, int64_t out_size) {
+                     int64_t rows, int64_t in_size, int64_t out_size, Address residual, float multiplier, float softcap,
+                     bool gated, int function) {
     run<Linear>(&Kernels::linear, {static_cast<Type>(type), at<void>(x), x_stride, at<void>(weight), at<void>(bias),
-                                   at<void>(out), static_cast<Type>(out_type), rows, in_size, out_size});
+                                   at<void>(out), static_cast<Type>(out_type), rows, in_size, out_size,
+                                   at<float>(residual), multiplier, softcap, gated, static_cast<Function>(function)});
   });
   m.def("norm", [](int type, Address x, int64_t x_stride, Address residual, Address sum, float multiplier,
                    int weight_type, Address weight, Address bias, int64_t weight_rows, Address out, int64_t rows,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "functions.hpp"
 #include "kernels.hpp"
 #include "levels.hpp"
 #include "simd.hpp"
@@ -63,14 +64,6 @@ void norm_row(const Norm& call, int64_t row) {
     const f32x16 normed = centered(value_at(i, lanes), mean, lanes) * scale * load(weight + i, lanes);
     store(out + i, bias == nullptr ? normed : normed + load(bias + i, lanes), lanes);
   });
-}
-
-template <Function F>
-OCTAVO_INLINE f32x16 function(f32x16 x) {
-  if constexpr (F == Function::silu) return x / (1.0f + exp(-x));
-  if constexpr (F == Function::gelu) return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f));
-  // 0.79788456 is the square root of 2 / pi.
-  return 0.5f * x * (1.0f + tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
 }
 
 template <typename T, Function F>

@@ -10,6 +10,8 @@ namespace octavo {
 
 enum class Type : int { f32 = 0, bf16 = 1 };
 
+enum class Function : int { silu = 0, gelu = 1, gelu_tanh = 2 };
+
 // Weights of a linear layer, [out_size, in_size], packed in the order in which the product reads them.
 //
 // bf16: blocks of 16 outputs; in a block, pairs of inputs; in a pair, 16 outputs x 2 inputs = 64 bytes:
@@ -18,15 +20,30 @@ enum class Type : int { f32 = 0, bf16 = 1 };
 //           │ w[16b][0] w[16b][1]  w[16b+1][0] w[16b+1][1] …  w[16b+15][1] │ w[16b][2] …
 //
 // f32: the same with single inputs, 16 outputs x 4 bytes. Outputs and inputs beyond the weight's are zero.
+//
+// gated: the first half of the outputs are gates, the second half what they belong to. Each half has blocks of its own,
+// and they take turns:
+//
+//   gates 0-15 │ ups 0-15 │ gates 16-31 │ ups 16-31 │ …
+constexpr int kLayoutVersion = 1;  // of this order: what was packed by another version is not to be read
+
+// The product, and what follows it while the sums are at hand (epilogue.hpp). With sums of x and the weight:
+//
+//   out = residual + cap((sums + bias) * multiplier), or gated: function(gate sums + bias) * (up sums + bias)
 struct Linear {
   Type type;
   const void* x;        // [rows, in_size]
   int64_t x_stride;     // elements from row to row
   const void* weight;   // packed
-  const void* bias;     // [out_size] of `type`, or null
-  void* out;            // [rows, out_size]
+  const void* bias;     // [out_size] of `type`, in the weight's own order; or null
+  void* out;            // [rows, out_size]; gated: [rows, out_size / 2]
   Type out_type;
   int64_t rows, in_size, out_size;
+  const float* residual;  // [rows, out_size], or null
+  float multiplier;
+  float softcap;          // softcap * tanh(… / softcap); 0: none
+  bool gated;
+  Function function;      // of gates
 };
 
 // RMSNorm, or with `center` LayerNorm, of x, or of residual + x * multiplier.
@@ -46,8 +63,6 @@ struct Norm {
   float eps;
   bool center;
 };
-
-enum class Function : int { silu = 0, gelu = 1, gelu_tanh = 2 };
 
 // The function of x, or where x is gated, of its first half, times the second.
 struct Activation {
@@ -137,8 +152,8 @@ struct Kernels {
 };
 
 // Bytes of a packed weight, and the packing itself (level-independent). `weight`: [out_size, in_size].
-int64_t packed_bytes(Type type, int64_t out_size, int64_t in_size);
-void pack(Type type, const void* weight, int64_t out_size, int64_t in_size, void* packed);
+int64_t packed_bytes(Type type, int64_t out_size, int64_t in_size, bool gated);
+void pack(Type type, const void* weight, int64_t out_size, int64_t in_size, bool gated, void* packed);
 void embed(const Embedding& call);
 
 }  // namespace octavo

@@ -1,12 +1,15 @@
-// out = x · weightᵀ + bias, for any number of rows. The packed layout is drawn at Linear.
+// out = x · weightᵀ and what follows it (epilogue.hpp), for any number of rows. The packed layout is drawn at Linear.
 //
 // Each output is one sum over the inputs in ascending order, in one accumulator, whatever the rows around it: a row's
-// result has the same bits alone and among a thousand. Threads share out the blocks of outputs.
+// result has the same bits alone and among a thousand. Threads share out panels: pairs of blocks of 16 outputs.
 
 #include <algorithm>
+#include <atomic>
 
+#include "epilogue.hpp"
 #include "kernels.hpp"
 #include "levels.hpp"
+#include "scratch.hpp"
 #include "simd.hpp"
 #include "step.hpp"
 #include "thread_pool.hpp"
@@ -14,109 +17,177 @@
 namespace octavo::OCTAVO_LEVEL {
 namespace {
 
+// Rows of a tile, and blocks: 24 accumulators of 32 registers, or 6 (of two registers each) of 16.
 #if defined(__AVX512F__)
-constexpr int kRows = 6, kBlocks = 4;  // 24 accumulators of 32 registers
+constexpr int kRows = 12, kBlocks = 2;
 #else
-constexpr int kRows = 3, kBlocks = 1;  // 6 accumulators of 16 registers
+constexpr int kRows = 6, kBlocks = 1;
 #endif
-constexpr int64_t kRowsInCache = 256;  // rows whose inputs stay in the second-level cache while weights go by
+constexpr int64_t kPanel = 2;                // blocks that an epilogue needs at once: gates and what they belong to
+constexpr int64_t kInputsInCache = 1 << 20;  // bytes of inputs that stay in the second-level cache
+constexpr int64_t kSumsStride = kPanel * kLanes;
+
+// One step along the inner dimension: `Line` is a packed line as the sums take it, Input what rows are copied into.
+struct FloatStep {
+  using Element = float;
+  using Input = float;
+  using Line = f32x16;
+  static constexpr int kTogether = 1;
+  static OCTAVO_INLINE Line open(const uint32_t* at) { return load(reinterpret_cast<const float*>(at)); }
+  static OCTAVO_INLINE f32x16 add(f32x16 sum, const float* x, Line line) { return sum + splat(*x) * line; }
+};
+
+#if defined(__AVX512BF16__)
+struct BfloatStep {
+  using Element = bf16;
+  using Input = bf16;
+  using Line = u32x16;
+  static constexpr int kTogether = 2;
+  static OCTAVO_INLINE Line open(const uint32_t* at) {
+    Line line;
+    std::memcpy(&line, at, sizeof line);
+    return line;
+  }
+  static OCTAVO_INLINE f32x16 add(f32x16 sum, const bf16* x, Line line) { return PairStep::add(sum, word(x), line); }
+};
+#else
+// The numbers are widened to float32 beforehand, those of the weights once for all rows of a tile.
+struct BfloatStep {
+  using Element = bf16;
+  using Input = float;
+  struct Line {
+    f32x16 even, odd;
+  };
+  static constexpr int kTogether = 2;
+  static OCTAVO_INLINE Line open(const uint32_t* at) {
+    u32x16 line;
+    std::memcpy(&line, at, sizeof line);
+    return {(f32x16)(line << 16), (f32x16)(line & 0xffff0000u)};
+  }
+  static OCTAVO_INLINE f32x16 add(f32x16 sum, const float* x, const Line& line) {
+    return sum + splat(x[0]) * line.even + splat(x[1]) * line.odd;
+  }
+};
+#endif
 
 // Sums of Rows rows and Blocks blocks of 16 outputs.
 template <typename Step, int Rows, int Blocks>
-OCTAVO_INLINE void sums(const typename Step::Element* x, int64_t x_stride, const uint32_t* weight, int64_t block_words,
-                        int64_t in_size, f32x16 (&sum)[Rows][Blocks]) {
+OCTAVO_INLINE void add_up(const typename Step::Input* x, int64_t x_stride, const uint32_t* weight, int64_t block_words,
+                          float* sums) {
+  f32x16 sum[Rows][Blocks];
   for (int row = 0; row < Rows; ++row)
     for (int block = 0; block < Blocks; ++block) sum[row][block] = f32x16{};
-  const int64_t steps = in_size / Step::kTogether;
-  for (int64_t step = 0; step < steps; ++step) {
-    u32x16 line[Blocks];
+  for (int64_t at = 0; at < block_words; at += kLine, x += Step::kTogether) {
+    typename Step::Line line[Blocks];
     for (int block = 0; block < Blocks; ++block) {
-      const uint32_t* at = weight + block * block_words + step * kLine;
-      std::memcpy(&line[block], at, sizeof line[block]);
-      if (Rows == 1) __builtin_prefetch(at + 16 * kLine);
+      line[block] = Step::open(weight + block * block_words + at);
+      if (Rows <= 4) __builtin_prefetch(weight + block * block_words + at + 16 * kLine);
     }
-    for (int row = 0; row < Rows; ++row) {
-      const uint32_t value = word(x + row * x_stride + step * Step::kTogether);
-      for (int block = 0; block < Blocks; ++block) sum[row][block] = Step::add(sum[row][block], value, line[block]);
-    }
+    for (int row = 0; row < Rows; ++row)
+      for (int block = 0; block < Blocks; ++block)
+        sum[row][block] = Step::add(sum[row][block], x + row * x_stride, line[block]);
   }
-  if (in_size % Step::kTogether != 0) {  // an odd number of bf16 inputs: the last one has no partner
-    for (int row = 0; row < Rows; ++row) {
-      const uint32_t value = static_cast<uint32_t>(x[row * x_stride + in_size - 1]);
-      for (int block = 0; block < Blocks; ++block) {
-        u32x16 line;
-        std::memcpy(&line, weight + block * block_words + steps * kLine, sizeof line);
-        sum[row][block] = Step::add(sum[row][block], value, line);
-      }
-    }
-  }
+  for (int row = 0; row < Rows; ++row)
+    for (int block = 0; block < Blocks; ++block) store(sums + row * kSumsStride + block * kLanes, sum[row][block]);
 }
 
-template <typename Bias, typename Out>
-OCTAVO_INLINE void finish(f32x16 sum, const Bias* bias, Out* out, int64_t outputs) {
-  if (outputs >= kLanes) {
-    store(out, bias == nullptr ? sum : sum + load(bias));
-  } else {
-    const int count = static_cast<int>(outputs);
-    store_part(out, bias == nullptr ? sum : sum + load_part(bias, count), count);
-  }
+template <typename Step, int Rows>
+OCTAVO_INLINE void add_up_panel(const typename Step::Input* x, int64_t x_stride, const uint32_t* weight,
+                                int64_t block_words, int64_t blocks, float* sums) {
+  if (blocks == kBlocks) return add_up<Step, Rows, kBlocks>(x, x_stride, weight, block_words, sums);
+  for (int64_t block = 0; block < blocks; ++block)
+    add_up<Step, Rows, 1>(x, x_stride, weight + block * block_words, block_words, sums + block * kLanes);
 }
 
-template <typename Step, typename Out, int Rows, int Blocks>
-void tile(const Linear& call, int64_t row, int64_t block, int64_t block_words) {
-  using Element = typename Step::Element;
-  f32x16 sum[Rows][Blocks];
-  sums<Step, Rows, Blocks>(static_cast<const Element*>(call.x) + row * call.x_stride, call.x_stride,
-                           static_cast<const uint32_t*>(call.weight) + block * block_words, block_words, call.in_size,
-                           sum);
-  const Element* bias = static_cast<const Element*>(call.bias);
-  for (int r = 0; r < Rows; ++r)
-    for (int b = 0; b < Blocks; ++b) {
-      const int64_t first = (block + b) * kLanes;
-      finish(sum[r][b], bias == nullptr ? nullptr : bias + first,
-             static_cast<Out*>(call.out) + (row + r) * call.out_size + first, call.out_size - first);
-    }
-}
-
-template <typename Step, typename Out, int Blocks>
-void rows_of(const Linear& call, int64_t row, int64_t rows, int64_t block, int64_t block_words) {
-  for (; rows >= kRows; row += kRows, rows -= kRows) tile<Step, Out, kRows, Blocks>(call, row, block, block_words);
-  switch (rows) {
-    case 5: tile<Step, Out, 5, Blocks>(call, row, block, block_words); break;
-    case 4: tile<Step, Out, 4, Blocks>(call, row, block, block_words); break;
-    case 3: tile<Step, Out, 3, Blocks>(call, row, block, block_words); break;
-    case 2: tile<Step, Out, 2, Blocks>(call, row, block, block_words); break;
-    case 1: tile<Step, Out, 1, Blocks>(call, row, block, block_words); break;
-    default: break;
+// Calls add_up_panel for a number of rows that is known when it runs.
+template <typename Step, int Rows = kRows>
+void add_up_rows(int64_t rows, const typename Step::Input* x, int64_t x_stride, const uint32_t* weight,
+                 int64_t block_words, int64_t blocks, float* sums) {
+  if constexpr (Rows > 1) {
+    if (rows < Rows) return add_up_rows<Step, Rows - 1>(rows, x, x_stride, weight, block_words, blocks, sums);
   }
+  add_up_panel<Step, Rows>(x, x_stride, weight, block_words, blocks, sums);
 }
 
 template <typename Step, typename Out>
-void multiply(const Linear& call) {
-  const int64_t words = (call.in_size + Step::kTogether - 1) / Step::kTogether * kLine;
-  const int64_t blocks = (call.out_size + kLanes - 1) / kLanes;
-  // Few rows: each thread streams one range of the weights. Many: smaller pieces, so that no thread waits long.
-  const int64_t threads = pool().size();
-  const int64_t pieces = call.rows < 32 ? std::min(threads, blocks) : std::min(8 * threads, (blocks + kBlocks - 1) / kBlocks);
-  pool().run(pieces, [&](int64_t piece) {
-    const int64_t begin = blocks * piece / pieces, end = blocks * (piece + 1) / pieces;
-    for (int64_t row = 0; row < call.rows; row += kRowsInCache) {
-      const int64_t rows = std::min(kRowsInCache, call.rows - row);
-      int64_t block = begin;
-      for (; block + kBlocks <= end; block += kBlocks) rows_of<Step, Out, kBlocks>(call, row, rows, block, words);
-      for (; block < end; ++block) rows_of<Step, Out, 1>(call, row, rows, block, words);
+class Product {
+ public:
+  explicit Product(const Linear& call)
+      : call_(call),
+        blocks_(blocks_of(call)),
+        panels_((blocks_ + kPanel - 1) / kPanel),
+        steps_((call.in_size + Step::kTogether - 1) / Step::kTogether),
+        // An odd number of cache lines, so that rows do not fall into the same sets of a cache.
+        stride_(((steps_ * Step::kTogether * kInput + 63) / 64 | 1) * 64 / kInput) {
+    const int64_t in_cache = std::max<int64_t>(kRows, kInputsInCache / (stride_ * kInput));
+    row_blocks_ = (call.rows + in_cache - 1) / in_cache;
+    // Few rows: each thread streams one range of the weights. Many: smaller ranges, so that no thread waits long.
+    const int64_t threads = pool().size();
+    ranges_ = std::min(panels_, call.rows < 32 ? threads : 8 * threads);
+  }
+
+  void run() const {
+    std::atomic<int64_t> next{0};
+    pool().run(std::min<int64_t>(pool().size(), ranges_ * row_blocks_), [&](int64_t) { work_off(next); });
+  }
+
+ private:
+  using Input = typename Step::Input;
+  static constexpr int64_t kInput = sizeof(Input);
+
+  int64_t row_of(int64_t row_block) const { return call_.rows * row_block / row_blocks_; }
+
+  // Ranges of panels of the first rows, then of the next.
+  void work_off(std::atomic<int64_t>& next) const {
+    Input* x = nullptr;
+    int64_t at_hand = -1;
+    for (int64_t task = next++; task < ranges_ * row_blocks_; task = next++) {
+      const int64_t row_block = task / ranges_, range = task % ranges_;
+      const int64_t row = row_of(row_block), rows = row_of(row_block + 1) - row;
+      if (row_block != at_hand) x = inputs(row, rows);
+      at_hand = row_block;
+      for (int64_t panel = panels_ * range / ranges_; panel < panels_ * (range + 1) / ranges_; ++panel)
+        multiply(x, row, rows, panel * kPanel);
     }
-  });
-}
+  }
+
+  // The inputs of these rows as the steps read them, in this thread's own memory.
+  Input* inputs(int64_t row, int64_t rows) const {
+    Input* x = static_cast<Input*>(scratch(rows * stride_ * kInput));
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto* from = static_cast<const typename Step::Element*>(call_.x) + (row + r) * call_.x_stride;
+      Input* to = x + r * stride_;
+      by_vectors(call_.in_size, [&](int64_t i, auto lanes) { store(to + i, load(from + i, lanes), lanes); });
+      if (steps_ * Step::kTogether != call_.in_size) to[call_.in_size] = Input{};  // the last one has no partner
+    }
+    return x;
+  }
+
+  __attribute__((noinline)) void multiply(const Input* x, int64_t row, int64_t rows, int64_t block) const {
+    alignas(64) float sums[kRows * kSumsStride];
+    const int64_t words = steps_ * kLine, blocks = std::min(kPanel, blocks_ - block);
+    const uint32_t* weight = static_cast<const uint32_t*>(call_.weight) + block * words;
+    const int64_t tiles = (rows + kRows - 1) / kRows;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first;
+      add_up_rows<Step>(count, x + first * stride_, stride_, weight, words, blocks, sums);
+      finish<typename Step::Element, Out>(call_, row + first, count, block, blocks, sums, kSumsStride);
+    }
+  }
+
+  const Linear& call_;
+  int64_t blocks_, panels_, steps_, stride_, row_blocks_, ranges_;
+};
 
 }  // namespace
 
 void linear(const Linear& call) {
+  if (call.rows == 0) return;
   if (call.type == Type::bf16) {
-    if (call.out_type == Type::bf16) multiply<PairStep, bf16>(call);
-    else multiply<PairStep, float>(call);
+    if (call.out_type == Type::bf16) Product<BfloatStep, bf16>(call).run();
+    else Product<BfloatStep, float>(call).run();
   } else {
-    multiply<SingleStep, float>(call);
+    Product<FloatStep, float>(call).run();
   }
 }
 

@@ -18,6 +18,9 @@ few = settings(max_examples=25, deadline=None, derandomize=True)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16]).filter(
     lambda dtype: dtype != torch.float16 or kernels.chosen_provider() == "torch"  # native kernels have no float16
 )
+floats = st.sampled_from([torch.float32, torch.bfloat16])
+gates = st.sampled_from(["silu", "gelu", "gelu_tanh"])
+multipliers = st.sampled_from([1.0, 0.22, -3.0])
 sizes = st.integers(1, 70)
 rows = st.integers(0, 9)
 # One rounding to the type, and the float32 arithmetic before it.
@@ -56,9 +59,7 @@ def test_embedding_scales_the_rows(num_rows: int, dtype: torch.dtype, scale: flo
 
 
 @few
-@given(
-    num_rows=rows, inner=sizes, outer=sizes, dtype=st.sampled_from([torch.float32, torch.bfloat16]), bias=st.booleans()
-)
+@given(num_rows=rows, inner=sizes, outer=sizes, dtype=floats, bias=st.booleans())
 def test_linear(num_rows: int, inner: int, outer: int, dtype: torch.dtype, bias: bool) -> None:
     x, weight = random(num_rows, inner, dtype=dtype), random(outer, inner, dtype=dtype, seed=1, scale=0.3)
     offset = random(outer, dtype=dtype, seed=2) if bias else None
@@ -86,6 +87,39 @@ def test_logits_are_scaled_and_then_capped(scale: float, softcap: float | None) 
         expected = softcap * np.tanh(expected / softcap)
     got = kernels.logits(hidden, weight, scale, softcap)
     np.testing.assert_allclose(double(got), expected, rtol=1e-5, atol=1e-5)
+
+
+@few
+@given(num_rows=rows, inner=sizes, outer=sizes, dtype=floats, bias=st.booleans(), multiplier=multipliers)
+def test_linear_add_adds_the_product_to_the_residual(
+    num_rows: int, inner: int, outer: int, dtype: torch.dtype, bias: bool, multiplier: float
+) -> None:
+    x, weight = random(num_rows, inner, dtype=dtype), random(outer, inner, dtype=dtype, seed=1, scale=0.3)
+    offset = random(outer, dtype=dtype, seed=2) if bias else None
+    residual = random(num_rows, outer, seed=3)
+    before = residual.clone()
+    product = double(x) @ double(weight).T + (0 if offset is None else double(offset))
+    got = kernels.linear_add(x, weight, offset, residual, multiplier)
+    assert got.dtype == torch.float32
+    assert torch.equal(residual, before)
+    # The definition rounds the product, kernels do not.
+    exact = RELATIVE[dtype if kernels.chosen_provider() == "torch" else torch.float32]
+    np.testing.assert_allclose(double(got), double(residual) + product * multiplier, rtol=exact, atol=8 * exact)
+
+
+@few
+@given(num_rows=rows, inner=sizes, size=sizes, dtype=floats, bias=st.booleans(), activation=gates)
+def test_gated_linear_multiplies_the_halves_of_a_product(
+    num_rows: int, inner: int, size: int, dtype: torch.dtype, bias: bool, activation: Any
+) -> None:
+    x, weight = random(num_rows, inner, dtype=dtype), random(2 * size, inner, dtype=dtype, seed=1, scale=0.3)
+    offset = random(2 * size, dtype=dtype, seed=2) if bias else None
+    gate, up = np.split(double(x) @ double(weight).T + (0 if offset is None else double(offset)), 2, axis=-1)
+    got = kernels.gated_linear(x, kernels.pack_weight(weight, gated=True), offset, activation)
+    assert got.dtype == dtype
+    rounded = RELATIVE[dtype] * (8 if kernels.chosen_provider() == "torch" else 1)  # the definition rounds three times
+    expected = numpy_gate(gate, activation) * up
+    np.testing.assert_allclose(double(got), expected, rtol=rounded, atol=8 * rounded)
 
 
 def numpy_rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
@@ -182,6 +216,12 @@ def test_add_to_residual_rounds_a_copy_of_the_sum_only(num_rows: int, width: int
     assert total.dtype == torch.float32
     assert torch.equal(total, x.float() + residual)
     assert torch.equal(rounded, total.to(dtype))
+
+
+def numpy_gate(x: np.ndarray, activation: str) -> np.ndarray:
+    if activation == "silu":
+        return x / (1 + np.exp(-x))
+    return numpy_gelu(x, "tanh" if activation == "gelu_tanh" else "none")
 
 
 def numpy_gelu(x: np.ndarray, approximate: str) -> np.ndarray:

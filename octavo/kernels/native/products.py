@@ -5,24 +5,33 @@ from torch import Tensor
 
 from octavo import _native
 from octavo.kernels.activation import GateForm
-from octavo.kernels.native.rows import gelu_and_mul, silu_and_mul
 from octavo.kernels.native.tensors import TYPES, check, empty, rows_of
 from octavo.kernels.packed_weight import PackedWeight, Weight
 
 __all__ = ["embedding", "gated_linear", "linear", "linear_add", "logits", "pack_weight"]
 
 
+# The library's names of functions.
+_FUNCTIONS: dict[GateForm, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+
+
 def pack_weight(weight: Tensor, gated: bool = False) -> PackedWeight:
     out_size, in_size = weight.shape
+    if gated and out_size % 2:
+        raise ValueError(f"a gate and an up projection are two halves, got {out_size} outputs")
     kind = TYPES[weight.dtype]
-    data = torch.empty(_native.packed_bytes(kind, out_size, in_size), dtype=torch.uint8)
+    data = torch.empty(_native.packed_bytes(kind, out_size, in_size, gated), dtype=torch.uint8)
     weight = weight.contiguous()
-    _native.pack(kind, weight.data_ptr(), out_size, in_size, data.data_ptr())
+    _native.pack(kind, weight.data_ptr(), out_size, in_size, gated, data.data_ptr())
     return PackedWeight(data, (out_size, in_size), weight.dtype, gated)
 
 
-def _packed(weight: Weight) -> PackedWeight:
-    return weight if isinstance(weight, PackedWeight) else pack_weight(weight)
+def _packed(weight: Weight, gated: bool = False) -> PackedWeight:
+    if not isinstance(weight, PackedWeight):
+        return pack_weight(weight, gated)
+    if weight.gated != gated:
+        raise ValueError(f"the weight was packed with gated={weight.gated}, expected gated={gated}")
+    return weight
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
@@ -30,30 +39,36 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_add(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, multiplier: float = 1.0) -> Tensor:
-    return torch.add(residual, _product(x, _packed(weight), bias, torch.float32), alpha=multiplier)
+    residual = residual.contiguous()
+    return _product(x, _packed(weight), bias, torch.float32, residual=residual, multiplier=multiplier)
 
 
 def gated_linear(x: Tensor, weight: Weight, bias: Tensor | None, activation: GateForm) -> Tensor:
-    both = _product(x, _packed(weight), bias, x.dtype)
-    if activation == "silu":
-        return silu_and_mul(both)
-    return gelu_and_mul(both, "tanh" if activation == "gelu_tanh" else "none")
+    return _product(x, _packed(weight, gated=True), bias, x.dtype, function=_FUNCTIONS[activation])
 
 
 def logits(hidden: Tensor, weight: Weight, scale: float = 1.0, softcap: float | None = None) -> Tensor:
-    scores = _product(hidden, _packed(weight), None, torch.float32)
-    if scale != 1.0:
-        scores.mul_(scale)
-    return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
+    return _product(hidden, _packed(weight), None, torch.float32, multiplier=scale, softcap=softcap or 0.0)
 
 
-def _product(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _product(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    residual: Tensor | None = None,
+    multiplier: float = 1.0,
+    softcap: float = 0.0,
+    function: int = 0,
+) -> Tensor:
     out_size, in_size = weight.shape
     if x.dtype != weight.dtype or x.shape[-1] != in_size:
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}, the weight {weight.dtype} {weight.shape}")
     check(x.dtype, (out_size,), bias=bias)
+    check(torch.float32, (x.shape[0], out_size), residual=residual)
     x = rows_of(x)
-    out = empty(x.shape[0], out_size, dtype=dtype)
+    out = empty(x.shape[0], out_size // 2 if weight.gated else out_size, dtype=dtype)
     _native.linear(
         TYPES[x.dtype],
         x.data_ptr(),
@@ -65,6 +80,11 @@ def _product(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.
         x.shape[0],
         in_size,
         out_size,
+        0 if residual is None else residual.data_ptr(),
+        multiplier,
+        softcap,
+        weight.gated,
+        function,
     )
     return out
 

@@ -1,0 +1,82 @@
+// What follows a product (the formula is at Linear): in float32, on sums that are still in the first-level cache, rounded
+// once when it is stored.
+//
+// Every kernel of products hands its sums to `finish`, a few rows and blocks at a time: it does the same to a row's sums
+// whatever rows are beside it.
+#pragma once
+
+#include <algorithm>
+
+#include "functions.hpp"
+#include "kernels.hpp"
+#include "simd.hpp"
+
+namespace octavo::OCTAVO_LEVEL {
+
+// Outputs of a row: a gated product has one for each gate.
+OCTAVO_INLINE int64_t row_size(const Linear& call) { return call.gated ? call.out_size / 2 : call.out_size; }
+
+// Blocks of 16 outputs that the weight is packed in; gated: an even number.
+OCTAVO_INLINE int64_t blocks_of(const Linear& call) {
+  return (row_size(call) + kLanes - 1) / kLanes * (call.gated ? 2 : 1);
+}
+
+template <typename Bias, typename Out, typename Lanes>
+OCTAVO_INLINE void finish_plain(const Linear& call, int64_t row, int64_t first, f32x16 value, Lanes lanes) {
+  const int64_t at = row * call.out_size + first;
+  if (call.bias != nullptr) value = value + load(static_cast<const Bias*>(call.bias) + first, lanes);
+  value = value * call.multiplier;
+  if (call.softcap != 0.0f) value = call.softcap * tanh(value / call.softcap);
+  if (call.residual != nullptr) value = load(call.residual + at, lanes) + value;
+  store(static_cast<Out*>(call.out) + at, value, lanes);
+}
+
+template <typename Bias, typename Out, Function F, typename Lanes>
+OCTAVO_INLINE void finish_gate(const Linear& call, int64_t row, int64_t first, f32x16 gate, f32x16 up, Lanes lanes) {
+  const int64_t size = row_size(call);
+  if (call.bias != nullptr) {
+    const Bias* bias = static_cast<const Bias*>(call.bias) + first;
+    gate = gate + load(bias, lanes);
+    up = up + load(bias + size, lanes);
+  }
+  store(static_cast<Out*>(call.out) + row * size + first, function<F>(gate) * up, lanes);
+}
+
+template <typename Bias, typename Out, Function F>
+OCTAVO_INLINE void finish_gates(const Linear& call, int64_t row, int64_t rows, int64_t block, int64_t blocks,
+                                const float* sums, int64_t stride) {
+  for (int64_t pair = 0; pair < blocks; pair += 2) {
+    const int64_t first = (block + pair) / 2 * kLanes, left = row_size(call) - first;
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* at = sums + r * stride + pair * kLanes;
+      const f32x16 gate = load(at), up = load(at + kLanes);
+      if (left >= kLanes) finish_gate<Bias, Out, F>(call, row + r, first, gate, up, Whole());
+      else finish_gate<Bias, Out, F>(call, row + r, first, gate, up, static_cast<int>(left));
+    }
+  }
+}
+
+// Writes the outputs of `rows` rows from `row` on and `blocks` blocks of weights from `block` on; gated: both are even.
+// Bias is the type of the call's bias, Out that of its outputs. sums: [rows][blocks][16], rows `stride` floats apart.
+template <typename Bias, typename Out>
+OCTAVO_INLINE void finish(const Linear& call, int64_t row, int64_t rows, int64_t block, int64_t blocks,
+                          const float* sums, int64_t stride) {
+  if (call.gated) {
+    switch (call.function) {
+      case Function::silu: return finish_gates<Bias, Out, Function::silu>(call, row, rows, block, blocks, sums, stride);
+      case Function::gelu: return finish_gates<Bias, Out, Function::gelu>(call, row, rows, block, blocks, sums, stride);
+      case Function::gelu_tanh:
+        return finish_gates<Bias, Out, Function::gelu_tanh>(call, row, rows, block, blocks, sums, stride);
+    }
+  }
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t first = (block + b) * kLanes, left = call.out_size - first;
+    for (int64_t r = 0; r < rows; ++r) {
+      const f32x16 value = load(sums + r * stride + b * kLanes);
+      if (left >= kLanes) finish_plain<Bias, Out>(call, row + r, first, value, Whole());
+      else finish_plain<Bias, Out>(call, row + r, first, value, static_cast<int>(left));
+    }
+  }
+}
+
+}  // namespace octavo::OCTAVO_LEVEL
