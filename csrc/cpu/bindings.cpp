@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -64,6 +65,7 @@ void run(void (*Kernels::*kernel)(const Call&), const Call& call) {
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
   m.def("available_levels", &available_levels);
+  m.def("refused_levels", &refused_levels);
   m.def("choose", &choose);
   m.def("kernel_seconds", [] { return static_cast<double>(nanoseconds) * 1e-9; });
   m.def("stream", [](Address data, int64_t bytes) {

@@ -1,5 +1,7 @@
 #include "dispatch.hpp"
 
+#include "amx.hpp"
+
 namespace octavo {
 
 namespace generic {
@@ -16,43 +18,66 @@ namespace avx512_bf16 {
 extern const Kernels kernels;
 }
 #endif
+#if defined(OCTAVO_AMX_LEVEL)
+namespace amx {
+extern const Kernels kernels;
+}
+#endif
 
 namespace {
 
 struct Level {
   const char* name;
   const Kernels* kernels;
-  bool available;
+  bool (*available)();
 };
 
-std::vector<Level> levels() {
-  std::vector<Level> found;
 #if defined(OCTAVO_X86_LEVELS)
-  // __builtin_cpu_supports also asks the operating system whether it saves the registers.
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  found.push_back({"avx512_bf16", &avx512_bf16::kernels, avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")});
-  found.push_back({"avx512", &avx512::kernels, avx512});
-  found.push_back({"avx2", &avx2::kernels, avx2});
-#endif
-  found.push_back({"generic", &generic::kernels, true});
-  return found;
+// __builtin_cpu_supports also asks the operating system whether it saves the registers.
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+bool has_avx512_bf16() {
+  return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+constexpr Level kLevels[] = {
+#if defined(OCTAVO_AMX_LEVEL)
+    {"amx", &amx::kernels, [] { return has_avx512_bf16() && amx_refused().empty(); }},
+#endif
+#if defined(OCTAVO_X86_LEVELS)
+    {"avx512_bf16", &avx512_bf16::kernels, has_avx512_bf16},
+    {"avx512", &avx512::kernels, has_avx512},
+    {"avx2", &avx2::kernels, has_avx2},
+#endif
+    {"generic", &generic::kernels, [] { return true; }},
+};
 
 }  // namespace
 
 std::vector<std::string> available_levels() {
   std::vector<std::string> names;
-  for (const Level& level : levels())
-    if (level.available) names.emplace_back(level.name);
+  for (const Level& level : kLevels)
+    if (level.available()) names.emplace_back(level.name);
   return names;
 }
 
+std::vector<std::pair<std::string, std::string>> refused_levels() {
+  if (!processor_has_amx()) return {};
+#if defined(OCTAVO_AMX_LEVEL)
+  if (amx_refused().empty()) return {};
+  return {{"amx", amx_refused()}};
+#else
+  return {{"amx", "octavo was built by a compiler that does not know AMX (gcc 11 or clang 12 and later do)"}};
+#endif
+}
+
 const Kernels* kernels_of(const std::string& name) {
-  for (const Level& level : levels())
-    if (level.available && name == level.name) return level.kernels;
+  for (const Level& level : kLevels)
+    if (name == level.name && level.available()) return level.kernels;
   return nullptr;
 }
 

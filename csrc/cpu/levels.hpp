@@ -6,6 +6,9 @@
 namespace octavo::OCTAVO_LEVEL {
 
 void linear(const Linear& call);
+#if defined(__AMX_BF16__)
+void linear_amx(const Linear& call);  // of bf16
+#endif
 void norm(const Norm& call);
 void activation(const Activation& call);
 void rotary(const Rotary& call);

@@ -184,8 +184,12 @@ class Product {
 void linear(const Linear& call) {
   if (call.rows == 0) return;
   if (call.type == Type::bf16) {
+#if defined(__AMX_BF16__)
+    linear_amx(call);
+#else
     if (call.out_type == Type::bf16) Product<BfloatStep, bf16>(call).run();
     else Product<BfloatStep, float>(call).run();
+#endif
   } else {
     Product<FloatStep, float>(call).run();
   }

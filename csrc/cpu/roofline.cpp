@@ -11,6 +11,9 @@
 #include "simd.hpp"
 #include "step.hpp"
 #include "thread_pool.hpp"
+#if defined(__AMX_BF16__)
+#include "tiles.hpp"
+#endif
 
 namespace octavo::OCTAVO_LEVEL {
 namespace {
@@ -18,8 +21,10 @@ namespace {
 // What a measurement computes must be used, or the compiler leaves it out.
 void keep(uint32_t value) { asm volatile("" : : "r"(value)); }
 
+#if !defined(__AMX_BF16__)
 constexpr int kChains = 12;  // independent sums, more than a product takes cycles
 constexpr int64_t kRounds = 1 << 20;
+#endif
 
 }  // namespace
 
@@ -43,6 +48,58 @@ void stream(const void* data, int64_t bytes) {
     keep(one);
   });
 }
+
+#if defined(__AMX_BF16__)
+
+namespace {
+
+constexpr int64_t kTileProducts = 4;  // four sums, as the products of many rows have
+constexpr int64_t kTileRounds = 1 << 20;
+
+void clear_tiles() {
+  clear_tile<0>();
+  clear_tile<1>();
+  clear_tile<2>();
+  clear_tile<3>();
+  clear_tile<4>();
+  clear_tile<5>();
+  clear_tile<6>();
+  clear_tile<7>();
+}
+
+}  // namespace
+
+// Multiplies tiles of bf16 as the products do; returns the operations done.
+int64_t multiply_bf16() {
+  pool().run(pool().size(), [](int64_t) {
+    const Tiles tiles(kTileRows);
+    clear_tiles();
+    for (int64_t round = 0; round < kTileRounds; ++round) {
+      multiply_tiles<0, 4, 6>();
+      multiply_tiles<1, 4, 7>();
+      multiply_tiles<2, 5, 6>();
+      multiply_tiles<3, 5, 7>();
+    }
+  });
+  return pool().size() * kTileRounds * kTileProducts * kTileRows * kLanes * 32 * 2;
+}
+
+// The same with bytes summed in int32.
+int64_t multiply_int8() {
+  pool().run(pool().size(), [](int64_t) {
+    const Tiles tiles(kTileRows);
+    clear_tiles();
+    for (int64_t round = 0; round < kTileRounds; ++round) {
+      multiply_byte_tiles<0, 4, 6>();
+      multiply_byte_tiles<1, 4, 7>();
+      multiply_byte_tiles<2, 5, 6>();
+      multiply_byte_tiles<3, 5, 7>();
+    }
+  });
+  return pool().size() * kTileRounds * kTileProducts * kTileRows * kLanes * 64 * 2;
+}
+
+#else
 
 // Multiplies and adds pairs of bf16 as the products do; returns the operations done.
 int64_t multiply_bf16() {
@@ -80,5 +137,7 @@ int64_t multiply_int8() {
   return 0;
 #endif
 }
+
+#endif
 
 }  // namespace octavo::OCTAVO_LEVEL

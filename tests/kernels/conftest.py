@@ -12,27 +12,23 @@ from octavo import kernels
 from octavo.kernels import AttentionMetadata, reshape_and_cache
 from tests.kernels import amx
 
-# It is compiled for AVX-512, as the level's other kernels are.
-collect_ignore = [] if amx.available() else ["test_amx_emulator.py"]
+# The level's other kernels are compiled for AVX-512, and so is the emulator.
+collect_ignore = [] if amx.available() else ["test_amx_emulator.py", "test_amx_level.py"]
 
 
 def _levels() -> list[str]:
     """Everything that computes the ops on this machine."""
-    if find_spec("octavo._native") is None:
-        return ["torch"]
-    from octavo.kernels.native import available_levels
-
-    return ["torch", *available_levels()]
+    return ["torch"] if find_spec("octavo._native") is None else ["torch", *amx.native_levels()]
 
 
 @pytest.fixture(scope="module", params=_levels())
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """The tests of a module that asks for it run once with the definitions and once on each level."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, amx.level(request.param):
         patch.setenv("OCTAVO_CPU_ISA", request.param)
         kernels.select("torch" if request.param == "torch" else "native")
         yield request.param
-    kernels.select("torch")
+        kernels.select("torch")
 
 
 @dataclass

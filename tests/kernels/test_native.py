@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo import kernels
 from octavo.errors import ConfigError
-from octavo.kernels.native import available_levels
+from tests.kernels import amx
 
 MakeBatch = Callable[..., Any]
 
@@ -24,10 +24,10 @@ few = settings(max_examples=30, deadline=None, derandomize=True)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16])
 
 
-@pytest.fixture(scope="module", params=available_levels(), autouse=True)
+@pytest.fixture(scope="module", params=amx.native_levels(), autouse=True)
 def native_level(request: pytest.FixtureRequest) -> Iterator[Callable[[int], None]]:
     """Calling it chooses the number of threads."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, amx.level(request.param):
         patch.setenv("OCTAVO_CPU_ISA", request.param)
 
         def use_threads(count: int) -> None:
@@ -37,7 +37,7 @@ def native_level(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Non
 
         use_threads(2)
         yield use_threads
-    kernels.select("torch")
+        kernels.select("torch")
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:

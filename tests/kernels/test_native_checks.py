@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo import kernels
-from octavo.kernels.native import available_levels
+from tests.kernels import amx
 
 MakeBatch = Callable[..., Any]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -155,11 +155,17 @@ def test_a_score_that_is_no_number_shows_with_a_sink_too(make_batch: MakeBatch) 
     assert output.isnan().all()
 
 
-@pytest.mark.parametrize("level", available_levels())
-def test_flushed_denormals_of_the_caller_change_nothing(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=amx.native_levels())
+def each_level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with amx.level(request.param):
+        monkeypatch.setenv("OCTAVO_CPU_ISA", request.param)
+        kernels.select("native")
+        yield
+        kernels.select("torch")
+
+
+def test_flushed_denormals_of_the_caller_change_nothing(each_level: None) -> None:
     """Or some rows would be computed by threads that flush, and others by threads that do not."""
-    monkeypatch.setenv("OCTAVO_CPU_ISA", level)
-    kernels.select("native")
     x, weight = random(100, 64) * 1e-38, random(100, 64, seed=1)
     expected, norms = kernels.linear(x, weight), kernels.rms_norm(x, weight[0], 1e-5)
     assert ((expected != 0) & (expected.abs() < 1.17e-38)).any()

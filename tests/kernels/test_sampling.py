@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo import kernels
-from octavo.kernels.native import available_levels
 from octavo.sample import RowChanges, Sampler, SamplerOutput, SamplingMetadata, uniforms
 from octavo.sample import definition as torch_definition
 from octavo.types import SamplingParams
+from tests.kernels import amx
 from tests.sample.test_changes import metadata_of, random_batch
 from tests.sample.test_sampler import random_logits
 
@@ -29,10 +29,10 @@ UseThreads = Callable[[int], None]
 few = settings(max_examples=25, deadline=None, derandomize=True)
 
 
-@pytest.fixture(scope="module", params=available_levels(), autouse=True)
+@pytest.fixture(scope="module", params=amx.native_levels(), autouse=True)
 def use_threads(request: pytest.FixtureRequest) -> Iterator[UseThreads]:
     """Calling it chooses the number of threads."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, amx.level(request.param):
         patch.setenv("OCTAVO_CPU_ISA", request.param)
 
         def use(count: int) -> None:
@@ -42,7 +42,7 @@ def use_threads(request: pytest.FixtureRequest) -> Iterator[UseThreads]:
 
         use(2)
         yield use
-    kernels.select("torch")
+        kernels.select("torch")
 
 
 def demands(count: int, **columns: Any) -> SamplingMetadata:

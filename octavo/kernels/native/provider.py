@@ -13,9 +13,12 @@ from octavo import _native, envs
 from octavo.errors import ConfigError
 from octavo.kernels.native import attention, products, rows
 from octavo.kernels.op import Provider
+from octavo.logging import init_logger
 from octavo.platforms import current_platform
 
 __all__ = ["available_levels", "native_provider"]
+
+logger = init_logger(__name__)
 
 
 def available_levels() -> list[str]:
@@ -30,10 +33,13 @@ def native_provider() -> Provider:
     Raises:
         ConfigError: OCTAVO_CPU_ISA names a level that is unknown or that this machine cannot run.
     """
-    levels = available_levels()
+    levels, refused = available_levels(), dict(_native.refused_levels())
     level = envs.cpu_isa() or levels[0]
     if level not in levels:
-        raise ConfigError(f"OCTAVO_CPU_ISA={level!r}: this machine can run {', '.join(levels)} (or torch)")
+        why = f"; {level}: {refused[level]}" if level in refused else ""
+        raise ConfigError(f"OCTAVO_CPU_ISA={level!r}: this machine can run {', '.join(levels)} (or torch){why}")
+    for name, reason in refused.items():
+        logger.warning("the kernels of level %s, which this processor has, are not used: %s", name, reason)
     _native.choose(level, current_platform().facts().num_threads)
     return Provider(name="native", kernel_set=f"native-{level}", implementations=_KERNELS)
 

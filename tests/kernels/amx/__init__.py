@@ -1,8 +1,8 @@
 """AMX for tests: natively where the machine has it, else emulated instruction by instruction (``emulator.cpp``).
 
-``available()``: the instructions can be run in this process. ``offered()``: while it is open, the native library offers
-its level ``amx`` here too. Both are compiled on first use, with ``$CXX`` and ``$CXXFLAGS`` (``make sanitize`` gives the
-emulator AddressSanitizer, so that what a tile reads is checked as well).
+``native_levels()``: what the kernels' tests run on, ``amx`` among it. ``level(name)``: while it is open, the native
+library offers that level. The C++ is compiled on first use, with ``$CXX`` and ``$CXXFLAGS`` (``make sanitize`` gives
+the emulator AddressSanitizer, so that what a tile reads and writes is checked as well).
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-__all__ = ["HERE", "available", "emulator", "executed", "instructions", "native", "offered"]
+__all__ = ["HERE", "available", "emulator", "executed", "instructions", "level", "native", "native_levels"]
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[2] / "build" / "tests"
@@ -85,8 +85,9 @@ def executed() -> dict[str, int]:
 
 
 @contextmanager
-def offered() -> Iterator[None]:
-    if native():
+def level(name: str) -> Iterator[None]:
+    """The other levels need no help."""
+    if name != "amx" or native():
         yield
         return
     assert emulator().octavo_amx_emulate(1) == 0
@@ -94,3 +95,10 @@ def offered() -> Iterator[None]:
         yield
     finally:
         emulator().octavo_amx_emulate(0)
+
+
+def native_levels() -> list[str]:
+    from octavo.kernels.native import available_levels
+
+    with level("amx" if available() else ""):
+        return available_levels()

@@ -301,17 +301,21 @@ extern "C" {
 // 1: this process runs AMX instructions, and the level may be chosen.
 int octavo_amx_emulator() { return offered.load(); }
 
-// From the first time on, AMX instructions are emulated. `offer`: whether octavo_amx_emulator says so.
+// From now on AMX instructions are emulated, until somebody else handles SIGILL (as Python's faulthandler does).
+// `offer`: whether octavo_amx_emulator says so. Not zero: it failed.
 int octavo_amx_emulate(int offer) {
-  static const int installed = [] {
-    struct sigaction action;
+  struct sigaction action;
+  offered = 0;
+  if (sigaction(SIGILL, nullptr, &action) != 0) return -1;
+  if (action.sa_sigaction != on_illegal_instruction) {
+    previous = action;
     std::memset(&action, 0, sizeof action);
     action.sa_sigaction = on_illegal_instruction;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
-    return sigaction(SIGILL, &action, &previous);
-  }();
-  offered = installed == 0 ? offer : 0;
-  return installed;
+    if (sigaction(SIGILL, &action, nullptr) != 0) return -1;
+  }
+  offered = offer;
+  return 0;
 }
 
 // How often this process has executed an instruction: 0 LDTILECFG, 1 STTILECFG, 2 TILERELEASE, 3 TILEZERO, 4 TILELOADD(T1),

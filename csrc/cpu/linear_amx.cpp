@@ -1,0 +1,228 @@
+// out = x · weightᵀ and what follows it (epilogue.hpp) with AMX tiles, for bf16 and any number of rows.
+//
+// A step multiplies 16 rows x 32 inputs (a tile of x) by 32 inputs x 16 outputs (a tile of weights: 16 packed lines, one
+// after the other in a block) and adds the products to a tile of sums. Each sum is made in one tile, its steps in
+// ascending order: a row has the same bits whatever rows share the tile. Where a pass over the inputs is cut in parts,
+// sums are stored and loaded again as they are.
+//
+//   up to 16 rows: tiles 0-3 sums of four blocks │ 4 x │ 5-7 weights in turn
+//   more:          tiles 0, 1 sums of rows 0-15 and two blocks │ 2, 3 of rows 16-31 │ 4, 5 x │ 6, 7 weights
+//
+// Each thread copies the rows into tiles of its own, inputs beyond the last one zero:
+//
+//   rows 0-31 │ step 0: rows 0-15, rows 16-31 │ step 1: … ║ rows 32-63 │ …         1 KiB a tile
+
+#include <algorithm>
+#include <atomic>
+
+#include "epilogue.hpp"
+#include "kernels.hpp"
+#include "levels.hpp"
+#include "scratch.hpp"
+#include "simd.hpp"
+#include "thread_pool.hpp"
+#include "tiles.hpp"
+
+namespace octavo::OCTAVO_LEVEL {
+namespace {
+
+constexpr int64_t kStepInputs = 32;
+constexpr int64_t kTileWords = 256;              // of 32 bits
+constexpr int64_t kTileHalves = 512;             // of 16 bits
+constexpr int64_t kLineBytes = 64;
+constexpr int64_t kPairRows = 2 * kTileRows;
+constexpr int64_t kInputsInCache = 1 << 20;      // bytes of inputs that stay in the second-level cache
+constexpr int64_t kFewestRows = 128;             // for which the weights are read again
+constexpr int64_t kStepsAtOnce = 12;             // two blocks and two rows of tiles fill half of a first-level cache of 48 KiB
+constexpr int64_t kTilesAhead = 4;               // of weights from memory
+constexpr int64_t kStepsAhead = 2;               // of x from the second-level cache
+
+enum class From { memory, cache };
+
+OCTAVO_INLINE void prefetch_tile(const void* at) {
+  for (int64_t line = 0; line < kTileRows; ++line)
+    __builtin_prefetch(static_cast<const char*>(at) + line * kLineBytes);
+}
+
+// What one pass reads: tiles of x, and of each block `block_words` apart. `tail`: the blocks' last tiles, where inputs do
+// not fill a step.
+struct Pass {
+  const bf16* x;
+  const uint32_t* weight;
+  int64_t block_words;
+  const uint32_t* tail;
+  int64_t whole_steps;
+};
+
+template <int Rows, int Blocks, int Block>
+OCTAVO_INLINE void multiply_block(const uint32_t* weight, int64_t block_words) {
+  constexpr int kWeight = Rows == 2 ? 6 + Block : 5 + Block % 3;
+  load_tile<kWeight>(weight + Block * block_words, kLineBytes);
+  multiply_tiles<Block, 4, kWeight>();
+  if constexpr (Rows == 2) multiply_tiles<2 + Block, 5, kWeight>();
+  if constexpr (Block + 1 < Blocks) multiply_block<Rows, Blocks, Block + 1>(weight, block_words);
+}
+
+template <int Rows, int Blocks>
+OCTAVO_INLINE void multiply_step(const bf16* x, const uint32_t* weight, int64_t block_words) {
+  load_tile<4>(x, kLineBytes);
+  if constexpr (Rows == 2) load_tile<5>(x + kTileHalves, kLineBytes);
+  multiply_block<Rows, Blocks, 0>(weight, block_words);
+}
+
+// Calls work<row, block> for each tile of sums.
+template <int Rows, int Blocks, int Tile = 0, typename Work>
+OCTAVO_INLINE void each_sum(const Work& work) {
+  constexpr int kRow = Tile / Blocks, kBlock = Tile % Blocks;
+  work(std::integral_constant<int, 2 * kRow + kBlock>(), kRow, kBlock);
+  if constexpr (Tile + 1 < Rows * Blocks) each_sum<Rows, Blocks, Tile + 1>(work);
+}
+
+// The steps from `begin` to `end` of Rows tiles of rows and Blocks blocks. sums: [16 * Rows][sums_words].
+template <int Rows, int Blocks, From Weights>
+void add_up(const Pass& pass, int64_t begin, int64_t end, float* sums, int64_t sums_words) {
+  const int64_t stride = sums_words * 4;
+  each_sum<Rows, Blocks>([&](auto tile, int row, int block) {
+    if (begin == 0) clear_tile<decltype(tile)::value>();
+    else load_tile<decltype(tile)::value>(sums + row * kTileRows * sums_words + block * kLanes, stride);
+  });
+  const int64_t whole = std::min(end, pass.whole_steps), steps = pass.block_words / kTileWords;
+  for (int64_t step = begin; step < whole; ++step) {
+    const bf16* x = pass.x + step * 2 * kTileHalves;
+    const uint32_t* weight = pass.weight + step * kTileWords;
+    if constexpr (Weights == From::memory) {
+      // At the end of these blocks, the beginning of those that come next.
+      const int64_t ahead = step + kTilesAhead;
+      const uint32_t* next = pass.weight + (ahead < steps ? ahead * kTileWords
+                                                          : Blocks * pass.block_words + (ahead - steps) * kTileWords);
+      for (int block = 0; block < Blocks; ++block) prefetch_tile(next + block * pass.block_words);
+    } else {
+      for (int row = 0; row < Rows; ++row) prefetch_tile(x + (2 * kStepsAhead + row) * kTileHalves);
+    }
+    multiply_step<Rows, Blocks>(x, weight, pass.block_words);
+  }
+  if (end > whole) multiply_step<Rows, Blocks>(pass.x + whole * 2 * kTileHalves, pass.tail, kTileWords);
+  each_sum<Rows, Blocks>([&](auto tile, int row, int block) {
+    store_tile<decltype(tile)::value>(sums + row * kTileRows * sums_words + block * kLanes, stride);
+  });
+}
+
+using AddUp = void (*)(const Pass&, int64_t, int64_t, float*, int64_t);
+
+template <From Weights>
+AddUp add_up_of(bool two_rows, int64_t blocks) {
+  if (two_rows) return blocks == 1 ? add_up<2, 1, Weights> : add_up<2, 2, Weights>;
+  switch (blocks) {
+    case 1: return add_up<1, 1, Weights>;
+    case 2: return add_up<1, 2, Weights>;
+    case 3: return add_up<1, 3, Weights>;
+    default: return add_up<1, 4, Weights>;
+  }
+}
+
+template <typename Out>
+class TileProduct {
+ public:
+  explicit TileProduct(const Linear& call)
+      : call_(call),
+        blocks_(blocks_of(call)),
+        block_words_((call.in_size + 1) / 2 * kLanes),
+        steps_((call.in_size + kStepInputs - 1) / kStepInputs),
+        panel_(call.rows <= kTileRows ? 4 : 2),
+        panels_((blocks_ + panel_ - 1) / panel_) {
+    const int64_t in_cache = std::max(kFewestRows, kInputsInCache / (steps_ * kLineBytes));
+    const int64_t wanted = (call.rows + in_cache - 1) / in_cache;
+    rows_at_once_ = ((call.rows + wanted - 1) / wanted + kPairRows - 1) / kPairRows * kPairRows;
+    row_blocks_ = (call.rows + rows_at_once_ - 1) / rows_at_once_;
+    parts_ = call.rows > kPairRows ? (steps_ + kStepsAtOnce - 1) / kStepsAtOnce : 1;
+    // Few rows: each thread streams one range of the weights. Many: smaller ranges, so that no thread waits long.
+    const int64_t threads = pool().size();
+    ranges_ = std::min(panels_, call.rows <= kPairRows ? threads : 8 * threads);
+  }
+
+  void run() const {
+    std::atomic<int64_t> next{0};
+    pool().run(std::min<int64_t>(pool().size(), ranges_ * row_blocks_), [&](int64_t) { work_off(next); });
+  }
+
+ private:
+  // Ranges of panels of the first rows, then of the next.
+  void work_off(std::atomic<int64_t>& next) const {
+    const int64_t x_bytes = rows_at_once_ * steps_ * kLineBytes;
+    const int64_t sums_bytes = rows_at_once_ * panel_ * kLanes * 4;
+    char* memory = static_cast<char*>(scratch(x_bytes + sums_bytes));
+    bf16* x = reinterpret_cast<bf16*>(memory);
+    float* sums = reinterpret_cast<float*>(memory + x_bytes);
+    const Tiles tiles(static_cast<int>(std::min<int64_t>(kTileRows, call_.rows)));
+    int64_t at_hand = -1;
+    for (int64_t task = next++; task < ranges_ * row_blocks_; task = next++) {
+      const int64_t row_block = task / ranges_, range = task % ranges_;
+      const int64_t row = row_block * rows_at_once_, rows = std::min(rows_at_once_, call_.rows - row);
+      if (row_block != at_hand) copy_inputs(row, rows, x);
+      at_hand = row_block;
+      for (int64_t panel = panels_ * range / ranges_; panel < panels_ * (range + 1) / ranges_; ++panel)
+        multiply(x, row, rows, panel * panel_, sums);
+    }
+  }
+
+  // In tiles, as drawn above. A tile's rows beyond the last one are zero; where there is one tile, it is not that high.
+  void copy_inputs(int64_t row, int64_t rows, bf16* x) const {
+    const int64_t whole = call_.in_size / kStepInputs, rest = call_.in_size % kStepInputs;
+    const int64_t all = rows <= kTileRows ? rows : (rows + kTileRows - 1) / kTileRows * kTileRows;
+    for (int64_t r = 0; r < all; ++r) {
+      const bf16* from = static_cast<const bf16*>(call_.x) + (row + std::min(r, rows - 1)) * call_.x_stride;
+      bf16* to = x + r / kPairRows * steps_ * 2 * kTileHalves + r % kPairRows / kTileRows * kTileHalves +
+                 r % kTileRows * kStepInputs;
+      for (int64_t step = 0; step < steps_; ++step, to += 2 * kTileHalves) {
+        if (r < rows && step < whole) {
+          std::memcpy(to, from + step * kStepInputs, kLineBytes);
+        } else {
+          std::memset(to, 0, kLineBytes);
+          if (r < rows) std::memcpy(to, from + step * kStepInputs, static_cast<size_t>(rest) * sizeof(bf16));
+        }
+      }
+    }
+  }
+
+  // The last inputs' lines of each block, and zero: what follows them in the weight is another block's.
+  void copy_tail(const uint32_t* weight, int64_t blocks, uint32_t* tail) const {
+    const int64_t from = call_.in_size / kStepInputs * kTileWords;
+    for (int64_t block = 0; block < blocks; ++block) {
+      std::memset(tail + block * kTileWords, 0, kTileBytes);
+      std::memcpy(tail + block * kTileWords, weight + block * block_words_ + from,
+                  static_cast<size_t>(block_words_ - from) * 4);
+    }
+  }
+
+  __attribute__((noinline)) void multiply(const bf16* x, int64_t row, int64_t rows, int64_t block, float* sums) const {
+    alignas(64) uint32_t tail[4 * kTileWords];
+    const int64_t blocks = std::min(panel_, blocks_ - block), sums_words = panel_ * kLanes;
+    const uint32_t* weight = static_cast<const uint32_t*>(call_.weight) + block * block_words_;
+    if (call_.in_size % kStepInputs != 0) copy_tail(weight, blocks, tail);
+    for (int64_t part = 0; part < parts_; ++part) {
+      const int64_t begin = steps_ * part / parts_, end = steps_ * (part + 1) / parts_;
+      for (int64_t first = 0; first < rows; first += kPairRows) {
+        const int64_t count = std::min(kPairRows, rows - first);
+        const bool two = count > kTileRows;
+        const Pass pass{x + first * steps_ * kStepInputs, weight, block_words_, tail, call_.in_size / kStepInputs};
+        float* at = parts_ == 1 ? sums : sums + first * sums_words;
+        (call_.rows <= kPairRows ? add_up_of<From::memory>(two, blocks) : add_up_of<From::cache>(two, blocks))(
+            pass, begin, end, at, sums_words);
+        if (end == steps_) finish<bf16, Out>(call_, row + first, count, block, blocks, at, sums_words);
+      }
+    }
+  }
+
+  const Linear& call_;
+  int64_t blocks_, block_words_, steps_, panel_, panels_;
+  int64_t rows_at_once_, row_blocks_, parts_, ranges_;
+};
+
+}  // namespace
+
+void linear_amx(const Linear& call) {
+  if (call.out_type == Type::bf16) TileProduct<bf16>(call).run();
+  else TileProduct<float>(call).run();
+}
+
+}  // namespace octavo::OCTAVO_LEVEL
