@@ -8,7 +8,6 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from octavo.config import OctavoConfig
 from octavo.core import Scheduler, make_kv_cache_config
 from octavo.engine.step_trace import StepTrace
 from octavo.errors import RequestError
-from octavo.executor import Executor, make_executor
+from octavo.executor import Executor, Pending, make_executor
 from octavo.logging import init_logger
 from octavo.types import (
     EngineCoreOutputs,
@@ -44,8 +43,8 @@ class _Batch:
     """A step that has been handed to the executor. Times are seconds of time.monotonic()."""
 
     scheduler_output: SchedulerOutput
-    forward: Future[None]
-    sampled: Future[ModelRunnerOutput]
+    forward: Pending[None]
+    sampled: Pending[ModelRunnerOutput]
     trace: dict[str, Any] | None
     schedule_seconds: float
     launched: float

@@ -1,10 +1,10 @@
 """The Executor protocol, what it drives, and the registries of both."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Protocol, cast
 
 from octavo.config import OctavoConfig
+from octavo.executor.pending import Pending
 from octavo.registry import Registry
 from octavo.types import KVCacheConfig, KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 
@@ -57,11 +57,11 @@ class Executor(Protocol):
         """Allocates the KV cache and warms the model up."""
         ...
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[None]:
-        """Begins the forward of a step. What goes wrong in it is raised by the future's result()."""
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Pending[None]:
+        """Begins the forward of a step. What goes wrong in it is raised by its result()."""
         ...
 
-    def sample_tokens(self) -> Future[ModelRunnerOutput]:
+    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
         """Samples from the forward begun last. To be called once after each execute_model()."""
         ...
 

@@ -5,12 +5,12 @@ does not keep.
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import msgspec
 
 from octavo.config import OctavoConfig
 from octavo.executor.executor import Executor
+from octavo.executor.pending import Pending
 from octavo.executor.uniproc import UniProcExecutor
 from octavo.types import KVCacheConfig, KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 
@@ -41,22 +41,33 @@ class RoundTripExecutor:
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(kv_cache_config), type=KVCacheConfig)
         self._inner.initialize_from_config(sent, max_model_len)
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[None]:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Pending[None]:
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(scheduler_output), type=SchedulerOutput)
         return self._inner.execute_model(sent)
 
-    def sample_tokens(self) -> Future[ModelRunnerOutput]:
-        received: Future[ModelRunnerOutput] = Future()
-
-        def receive(done: Future[ModelRunnerOutput]) -> None:
-            try:
-                message = msgspec.msgpack.encode(done.result())
-                received.set_result(msgspec.msgpack.decode(message, type=ModelRunnerOutput))
-            except Exception as error:
-                received.set_exception(error)
-
-        self._inner.sample_tokens().add_done_callback(receive)
-        return received
+    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
+        return _Received(self._inner.sample_tokens())
 
     def shutdown(self) -> None:
         self._inner.shutdown()
+
+
+class _Received:
+    """An output that goes through msgpack when it is asked for."""
+
+    def __init__(self, sent: Pending[ModelRunnerOutput]) -> None:
+        self._sent = sent
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        message = msgspec.msgpack.encode(self._sent.result(timeout))
+        return msgspec.msgpack.decode(message, type=ModelRunnerOutput)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            self.result(timeout)
+        except Exception as error:
+            return error
+        return None
+
+    def done(self) -> bool:
+        return self._sent.done()

@@ -1,11 +1,12 @@
 """UniProcExecutor: one worker inside the engine's process."""
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar, cast
 
 from octavo.config import OctavoConfig
 from octavo.executor.executor import WORKERS, WorkerLike
+from octavo.executor.pending import Done, Pending
 from octavo.platforms import current_platform
 from octavo.types import KVCacheConfig, KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 
@@ -16,7 +17,7 @@ R = TypeVar("R")
 
 
 class UniProcExecutor:
-    """Without async scheduling every call runs at once, in the caller's thread, and its future is done when it
+    """Without async scheduling every call runs at once, in the caller's thread, and its result is there when it
     returns. With it all calls run in one thread of the executor's own, in order, while the caller schedules the next
     step.
 
@@ -52,10 +53,10 @@ class UniProcExecutor:
         self._submit(self._ready().initialize_from_config, kv_cache_config, max_model_len).result()
         self._submit(self._ready().compile_or_warm_up_model).result()
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[None]:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Pending[None]:
         return self._submit(self._ready().execute_model, scheduler_output)
 
-    def sample_tokens(self) -> Future[ModelRunnerOutput]:
+    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
         return self._submit(self._ready().sample_tokens)
 
     def shutdown(self) -> None:
@@ -72,12 +73,10 @@ class UniProcExecutor:
             raise RuntimeError("the executor has no worker: load_model() comes first, and nothing after shutdown()")
         return self._worker
 
-    def _submit(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def _submit(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
         if self._thread is not None:
             return self._thread.submit(call, *args, **kwargs)
-        future: Future[R] = Future()
         try:
-            future.set_result(call(*args, **kwargs))
+            return Done(call(*args, **kwargs))
         except Exception as error:  # what is no Exception (Ctrl-C) goes straight to the caller
-            future.set_exception(error)
-        return future
+            return Done(cast(R, None), error)
