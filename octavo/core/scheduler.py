@@ -125,7 +125,7 @@ class Scheduler:
                 self.waiting.remove(request)
             self._finish(request, FinishReason.ABORT)
             outputs.setdefault(request.client_index, []).append(self._output(request))
-        return self._with_stats(outputs, step_tokens=0) if outputs else {}
+        return self._with_stats(outputs, 0, time.monotonic()) if outputs else {}
 
     # ---- schedule ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan) -> None:
         """Running requests first, in order: a prompt that is being computed cannot starve those that generate."""
-        index = 0
+        manager, index = self.kv_cache_manager, 0
         while index < len(self.running) and plan.budget > 0:
             request = self.running[index]
             index += 1
@@ -154,21 +154,20 @@ class Scheduler:
                 continue  # its last tokens are on their way
             missing = num_tokens - request.num_computed_tokens
             num_new_tokens = min(missing, plan.budget, self._most_per_request)
-            new_block_ids = self._allocate(request, num_new_tokens, plan)
+            new_block_ids = manager.allocate_slots(request, num_new_tokens)
             if new_block_ids is None:
-                return
-            if plan.preempted:
+                new_block_ids = self._allocate_by_force(request, num_new_tokens, plan)
+                if new_block_ids is None:
+                    return
                 index = self.running.index(request) + 1
             plan.add_running(request, num_new_tokens, new_block_ids)
             if num_new_tokens < missing:
-                plan.blocks_to_come += self.kv_cache_manager.num_blocks_to_come(request)
+                plan.blocks_to_come += manager.num_blocks_to_come(request)
 
-    def _allocate(self, request: Request, num_new_tokens: int, plan: StepPlan) -> BlockIds | None:
-        """Blocks for a running request, taken from others if need be; None if it had to give up its own."""
-        while True:
-            new_block_ids = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
-            if new_block_ids is not None:
-                return new_block_ids
+    def _allocate_by_force(self, request: Request, num_new_tokens: int, plan: StepPlan) -> BlockIds | None:
+        """Blocks for a running request, taken from others; None if it had to give up its own."""
+        new_block_ids = None
+        while new_block_ids is None:
             # Under fcfs the last one running is the latest to arrive.
             victim = max(self.running, key=lambda other: other.sort_key) if self._by_priority else self.running[-1]
             plan.take_back(victim)
@@ -177,6 +176,8 @@ class Scheduler:
             self._preempt(victim)
             if victim is request:
                 return None
+            new_block_ids = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
+        return new_block_ids
 
     def _preempt(self, request: Request) -> None:
         """A request that is no longer in ``running`` loses its blocks and waits for another turn."""
@@ -248,7 +249,7 @@ class Scheduler:
                 outputs.setdefault(request.client_index, []).append(output)
         if len(self.requests) < num_unfinished:
             self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
-        return self._with_stats(outputs, scheduler_output.total_num_scheduled_tokens)
+        return self._with_stats(outputs, scheduler_output.total_num_scheduled_tokens, now)
 
     def _settle(
         self,
@@ -259,16 +260,16 @@ class Scheduler:
         now: float,
     ) -> EngineCoreOutput | None:
         """One request's share of a step: ``num_scheduled`` tokens are computed, ``token_ids`` sampled."""
-        request.num_settled_tokens += num_scheduled
-        self.kv_cache_manager.cache_blocks(request, request.num_settled_tokens)
-        if request.num_settled_tokens < request.num_tokens:
+        num_settled = request.num_settled_tokens = request.num_settled_tokens + num_scheduled
+        self.kv_cache_manager.cache_blocks(request, num_settled)
+        if num_settled < len(request.token_ids):
             return None  # not yet at its last known token, which is the one to sample from
         request.num_output_placeholders -= 1
         taken, reason = request.append_tokens(token_ids)
         if taken:
-            if request.metrics.first_token_time == 0.0:
-                request.metrics.first_token_time = now
-            request.metrics.last_token_time = now
+            metrics = request.metrics
+            metrics.first_token_time = metrics.first_token_time or now
+            metrics.last_token_time = now
         if taken < len(token_ids):
             token_ids = token_ids[:taken]
             logprobs = None if logprobs is None else logprobs[:taken]
@@ -279,7 +280,9 @@ class Scheduler:
             self._roll_back(request)
         if not taken:
             return None
-        return self._output(request, token_ids, logprobs)
+        return EngineCoreOutput(
+            request.request_id, token_ids, logprobs, num_cached_tokens=request.num_cached_tokens or 0
+        )
 
     def _roll_back(self, request: Request) -> None:
         """Not the one token came that was counted on. Steps in flight that built on it are void: the request begins
@@ -318,14 +321,12 @@ class Scheduler:
             metrics=request.metrics if request.finish_reason is not None else None,
         )
 
-    def _with_stats(self, outputs: _Outputs, step_tokens: int) -> dict[int, EngineCoreOutputs]:
+    def _with_stats(self, outputs: _Outputs, step_tokens: int, now: float) -> dict[int, EngineCoreOutputs]:
         """The totals are the engine's: only the first front end hears them, or each would count them."""
-        stats = self.stats(step_tokens)
-        now = time.monotonic()
-        return {
-            client: EngineCoreOutputs(outputs=entries, scheduler_stats=stats if client == 0 else None, timestamp=now)
-            for client, entries in outputs.items()
-        }
+        results = {}
+        for client, entries in outputs.items():
+            results[client] = EngineCoreOutputs(entries, self.stats(step_tokens) if client == 0 else None, now)
+        return results
 
     # ---- what can be seen -------------------------------------------------------------------------------------------
 

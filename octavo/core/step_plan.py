@@ -35,7 +35,8 @@ class StepPlan:
         cached.req_ids.append(request.request_id)
         cached.new_block_ids.append(new_block_ids or None)
         cached.num_computed_tokens.append(request.num_computed_tokens)
-        cached.num_output_tokens.append(request.num_output_tokens + request.num_output_placeholders)
+        num_tokens = len(request.token_ids) + request.num_output_placeholders
+        cached.num_output_tokens.append(num_tokens - request.num_prompt_tokens)
         self._take(request, num_new_tokens)
 
     def add_new(self, request: Request, num_new_tokens: int, block_ids: BlockIds) -> None:
@@ -90,6 +91,6 @@ class StepPlan:
         self.num_scheduled[request.request_id] = num_new_tokens
         self.budget -= num_new_tokens
         request.num_computed_tokens += num_new_tokens
-        if request.num_computed_tokens == request.num_tokens + request.num_output_placeholders:
+        if request.num_computed_tokens == len(request.token_ids) + request.num_output_placeholders:
             # Its last known token is computed: the step samples the next.
             request.num_output_placeholders += 1

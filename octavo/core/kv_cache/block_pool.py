@@ -103,13 +103,9 @@ class BlockPool:
     def __init__(self, num_blocks: int, num_groups: int) -> None:
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
         self.null_block = self.blocks[0]
+        self.num_usable_blocks = num_blocks - 1  # all but the null block
         self.free_blocks = FreeBlockQueue(self.blocks[1:])
         self._cached: list[dict[bytes, KVCacheBlock]] = [{} for _ in range(num_groups)]
-
-    @property
-    def num_usable_blocks(self) -> int:
-        """All blocks but the null block."""
-        return len(self.blocks) - 1
 
     @property
     def num_free_blocks(self) -> int:
