@@ -46,6 +46,8 @@ class InputBatch:
         processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         self.row_of: dict[str, int] = {}
+        self._last_req_ids: list[str] | None = None
+        self._last_rows = np.empty(0, dtype=np.int64)
         self._vocab_size = vocab_size
         self._processors = processors
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
@@ -103,15 +105,22 @@ class InputBatch:
             self._changes.pop(row, None)
             self._logprob_token_ids.pop(row, None)
             self._free_rows.append(row)
+            self._last_req_ids = None
 
     def rows(self, req_ids: list[str]) -> NDArray[np.int64]:
-        """Rows of requests that the batch holds."""
-        return np.array([self.row_of[req_id] for req_id in req_ids], dtype=np.int64)
+        """Rows of requests that the batch holds. Most steps are of the requests of the step before, and get the very
+        same array: it is not to be written to."""
+        if req_ids != self._last_req_ids:
+            self._last_rows = np.array([self.row_of[req_id] for req_id in req_ids], dtype=np.int64)
+            self._last_rows.flags.writeable = False
+            self._last_req_ids = req_ids
+        return self._last_rows
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """One sampled token for each of ``rows``."""
-        self.token_ids[rows, self.num_tokens[rows]] = token_ids
-        self.num_tokens[rows] += 1
+        ends = self.num_tokens[rows]
+        self.token_ids[rows, ends] = token_ids
+        self.num_tokens[rows] = ends + 1
 
     def sampling_metadata(self, rows: NDArray[np.int64]) -> SamplingMetadata:
         """What ``rows`` ask of the sampler for their next token."""
@@ -139,14 +148,16 @@ class InputBatch:
         return found
 
     def _update(self, cached: CachedRequestData) -> None:
+        if not cached.req_ids:
+            return
         rows = self.rows(cached.req_ids)
         self.num_computed_tokens[rows] = cached.num_computed_tokens
         # Fewer outputs than are held here: the scheduler has taken tokens back. More: one in flight failed.
-        counted = self.num_prompt_tokens[rows] + np.array(cached.num_output_tokens, dtype=np.int64)
+        counted = self.num_prompt_tokens[rows] + cached.num_output_tokens
         self.num_tokens[rows] = np.minimum(self.num_tokens[rows], counted)
-        for row, block_ids in zip(rows.tolist(), cached.new_block_ids, strict=True):
+        for req_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if block_ids is not None:
-                self._append_blocks(row, block_ids)
+                self._append_blocks(self.row_of[req_id], block_ids)
 
     def _append_blocks(self, row: int, block_ids: BlockIds) -> None:
         for group, new in enumerate(block_ids):

@@ -141,6 +141,20 @@ def test_an_id_may_be_used_again_in_the_step_that_says_it_finished(toy: tuple[Wo
     assert second.logprobs == []
 
 
+def test_ids_that_are_used_again_name_the_new_requests_wherever_they_are(toy: tuple[Worker, ToyModel]) -> None:
+    worker, _ = toy
+    scheduler = PlainScheduler()
+    for round_index in range(3):  # each time, each is where the other was
+        prompts = {req_id: [20 + 3 * round_index + place] * 3 for place, req_id in enumerate("ab")}
+        requests = [scheduler.add(req_id, prompts[req_id], params()) for req_id in "ab"]
+        scheduler.step(worker, a=3, b=3)
+        scheduler.step(worker, a=1, b=1)
+        for request, prompt in zip(requests, prompts.values(), strict=True):
+            assert request.outputs == reference_tokens(prompt, params(), 2)
+        for req_id in "ab":
+            scheduler.finish(req_id)
+
+
 def test_finished_requests_that_never_reached_the_worker_are_no_error(toy: tuple[Worker, ToyModel]) -> None:
     worker, _ = toy
     output = PlainScheduler().schedule()
