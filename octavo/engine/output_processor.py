@@ -118,9 +118,8 @@ class OutputProcessor:
                 num_generation_tokens += new
                 if before == 0 and choice.engine_request.choice_index == 0:
                     num_prompt_tokens += len(choice.engine_request.prompt_token_ids)
+                    state.num_cached_tokens = output.num_cached_tokens
                 self._time(choice, before == 0, new, now)
-            if output.num_cached_tokens and choice.engine_request.choice_index == 0:
-                state.num_cached_tokens = output.num_cached_tokens
             if choice.finish_reason is not None:
                 self._end(choice, output, abort_ids)
             if choice.changed and (state.finished or not state.final_only):

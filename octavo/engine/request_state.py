@@ -15,6 +15,7 @@ from octavo.types import (
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
+    PositionLogprobs,
     PromptLogprobTables,
     RequestMetrics,
     RequestOutput,
@@ -35,6 +36,7 @@ class Choice:
 
     __slots__ = (
         "_stream",
+        "_text_at_end",
         "_texts",
         "changed",
         "cumulative_logprob",
@@ -72,6 +74,8 @@ class Choice:
         self.metrics = RequestMetrics(arrival_time=engine_request.arrival_time)
         self._stream = TextStream(tokenizer, matcher, params) if params.detokenize else None
         self._texts = texts if params.detokenize else None
+        # Nobody sees its text before the end, and nothing in the text can end it: it is made in one go.
+        self._text_at_end = self._stream is not None and matcher is None and state.final_only
 
     def add(self, output: EngineCoreOutput) -> None:
         """Takes in what a step produced; it may end with a stop string where the engine went on."""
@@ -79,30 +83,50 @@ class Choice:
             tables = (logprob_table(position, self._texts) for position in output.new_prompt_logprobs)
             self.state.prompt_logprobs.extend(tables)
         token_ids = output.new_token_ids
-        last = len(token_ids) - 1 if output.finish_reason == FinishReason.STOP else -1
-        for position, token_id in enumerate(token_ids):
-            self.token_ids.append(token_id)
-            self.num_tokens += 1
+        if token_ids:
+            stop = None
+            if self._stream is not None and not self._text_at_end:
+                count, stop = self._extend_text(self._stream, token_ids, output.finish_reason)
+                token_ids = token_ids[:count]
+            self.token_ids.extend(token_ids)
+            self.num_tokens += len(token_ids)
             if self.logprobs is not None and output.new_logprobs is not None:
-                logprobs = output.new_logprobs[position]
-                self.logprobs.append(logprob_table(logprobs, self._texts))
-                self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprobs.logprobs[0]
-            if self._stream is None:
-                continue
-            text, stop = self._stream.push_stop(token_id) if position == last else self._stream.push(token_id)
-            self.text += text
+                self._extend_logprobs(output.new_logprobs[: len(token_ids)])
+            self.changed = True
             if stop is not None:
                 self._end(FinishReason.STOP, stop)
                 return
-        if token_ids:
-            self.changed = True
         if output.finish_reason is not None:
             self.end(output.finish_reason, output.stop_reason)
 
+    def _extend_text(
+        self, stream: TextStream, token_ids: list[int], finish_reason: FinishReason | None
+    ) -> tuple[int, str | None]:
+        """(how many tokens there are up to a stop string that they complete, the stop string)."""
+        last = len(token_ids) - 1 if finish_reason == FinishReason.STOP else -1
+        texts, stop = [], None
+        for position, token_id in enumerate(token_ids):
+            text, stop = stream.push_stop(token_id) if position == last else stream.push(token_id)
+            texts.append(text)
+            if stop is not None:
+                break
+        self.text += "".join(texts)
+        return len(texts), stop
+
+    def _extend_logprobs(self, positions: list[PositionLogprobs]) -> None:
+        assert self.logprobs is not None
+        for logprobs in positions:
+            self.logprobs.append(logprob_table(logprobs, self._texts))
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprobs.logprobs[0]
+
     def end(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """Ends it, and lets out the text that was held back."""
-        text, stop = ("", None) if self._stream is None else self._stream.finish()
-        self.text += text
+        stop = None
+        if self._stream is not None:
+            if self._text_at_end:
+                self._extend_text(self._stream, self.token_ids, reason)
+            text, stop = self._stream.finish()
+            self.text += text
         if stop is not None:
             self._end(FinishReason.STOP, stop)
         else:

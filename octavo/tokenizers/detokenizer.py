@@ -140,7 +140,7 @@ class IncrementalDetokenizer:
 
     def push(self, token_id: int) -> str:
         """Adds a token; returns the text that is now certain (often the token's own, sometimes none)."""
-        piece = self._table.piece(token_id) if self._begun else self._table.first_piece(token_id)
+        piece = self._table[token_id] if self._begun else self._table.first_piece(token_id)
         if piece is None or (piece.special and self._skip_special):
             return ""
         self._begun = True

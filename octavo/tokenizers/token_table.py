@@ -25,28 +25,26 @@ class TokenPiece:
     special: bool
 
 
-class TokenTable:
-    """Token id → TokenPiece. Thread-safe: two threads may work out the same entry, with the same result.
+class TokenTable(dict[int, TokenPiece | None]):
+    """Token id → what it adds after other tokens; None: there is no such token, and decoding leaves it out.
+
+    Thread-safe: two threads may work out the same entry, with the same result.
 
     Attributes:
         plan: the decoder's plan.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: frozenset[str]) -> None:
+        super().__init__()
         decoder = backend.decoder
         # A decoder's pickled state is its part of tokenizer.json.
         self.plan: DecoderPlan = plan_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
         self._special_tokens = special_tokens
         self._id_to_token = backend.id_to_token
-        self._later: dict[int, TokenPiece | None] = {}
 
-    def piece(self, token_id: int) -> TokenPiece | None:
-        """What the id adds after other tokens; None: there is no such token, and decoding leaves it out."""
-        try:
-            return self._later[token_id]
-        except KeyError:
-            piece = self._later[token_id] = self._make(token_id, False)
-            return piece
+    def __missing__(self, token_id: int) -> TokenPiece | None:
+        piece = self[token_id] = self._make(token_id, False)
+        return piece
 
     def first_piece(self, token_id: int) -> TokenPiece | None:
         """What the id adds at the very beginning."""

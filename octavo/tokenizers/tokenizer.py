@@ -156,7 +156,7 @@ class Tokenizer:
 
     def decode_token(self, token_id: int) -> str:
         """What the token adds to a text that has begun, special or not; U+FFFD for parts of characters."""
-        piece = self.token_table.piece(token_id)
+        piece = self.token_table[token_id]
         if piece is None:
             return ""
         return piece.raw.decode("utf-8", "replace") if piece.text is None else piece.text

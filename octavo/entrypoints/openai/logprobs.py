@@ -102,7 +102,7 @@ class LogprobForms:
         """The token's own bytes: of a piece of a character, what the text does not show."""
         text = self._text(token_id, entry)
         if _REPLACEMENT in text:
-            piece = self._tokenizer.token_table.piece(token_id)
+            piece = self._tokenizer.token_table[token_id]
             if piece is not None and piece.text is None:
                 return piece.raw
         return text.encode()
