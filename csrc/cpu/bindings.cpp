@@ -84,9 +84,10 @@ NB_MODULE(_native, m) {
   m.def("packed_bytes", [](int type, int64_t out_size, int64_t in_size, bool gated) {
     return packed_bytes(static_cast<Type>(type), out_size, in_size, gated);
   });
-  m.def("pack", [](int type, Address weight, int64_t out_size, int64_t in_size, bool gated, Address packed) {
-    const Working working;
-    pack(static_cast<Type>(type), at<void>(weight), out_size, in_size, gated, at<void>(packed));
+  m.def("pack", [](int type, Address weight, int64_t first_row, int64_t rows, int64_t out_size, int64_t in_size,
+                   bool gated, Address packed) {
+    const nb::gil_scoped_release release;
+    pack(static_cast<Type>(type), at<void>(weight), first_row, rows, out_size, in_size, gated, at<void>(packed));
   });
   m.def("embedding", [](int type, Address ids, Address weight, Address out, int64_t rows, int64_t size,
                         int64_t vocabulary) {

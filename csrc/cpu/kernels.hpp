@@ -151,9 +151,15 @@ struct Kernels {
   int64_t (*multiply_int8)();
 };
 
-// Bytes of a packed weight, and the packing itself (level-independent). `weight`: [out_size, in_size].
+// Bytes of a packed weight, [out_size, in_size].
 int64_t packed_bytes(Type type, int64_t out_size, int64_t in_size, bool gated);
-void pack(Type type, const void* weight, int64_t out_size, int64_t in_size, bool gated, void* packed);
+
+// Writes rows of a weight, [rows, in_size], to their places, whatever level will read them. All other bytes stay as they
+// are, so `packed` begins as zeros. Threads may pack different rows of the same weight at once.
+//
+// gated: blocks of the first half of the outputs and blocks of the second take turns.
+void pack(Type type, const void* weight, int64_t first_row, int64_t rows, int64_t out_size, int64_t in_size, bool gated,
+          void* packed);
 void embed(const Embedding& call);
 
 }  // namespace octavo

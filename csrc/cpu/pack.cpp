@@ -4,12 +4,12 @@
 #include <cstring>
 
 #include "kernels.hpp"
-#include "thread_pool.hpp"
 
 namespace octavo {
 namespace {
 
 constexpr int64_t kOutputs = 16;  // of a block
+constexpr int64_t kUnits = 16;    // of a row, moved together: one line of 64 bytes
 
 int64_t blocks(int64_t out_size, bool gated) {
   const int64_t size = gated ? out_size / 2 : out_size;
@@ -21,20 +21,28 @@ int64_t block_size(int64_t in_size, int64_t together) {
   return (in_size + together - 1) / together * together * kOutputs;
 }
 
-template <typename T>
-void pack_blocks(const T* weight, int64_t out_size, int64_t in_size, bool gated, int64_t together, T* packed) {
-  const int64_t size = block_size(in_size, together);
-  pool().run(blocks(out_size, gated), [=](int64_t block) {
-    T* to = packed + block * size;
-    std::memset(to, 0, size * sizeof(T));
-    const int64_t half = gated ? out_size / 2 : out_size;
-    const int64_t first = (gated ? block / 2 : block) * kOutputs, outputs = std::min(kOutputs, half - first);
-    const T* source = weight + (gated && block % 2 == 1 ? half + first : first) * in_size;
-    for (int64_t lane = 0; lane < outputs; ++lane) {
-      const T* from = source + lane * in_size;
-      for (int64_t k = 0; k < in_size; ++k) to[(k / together * kOutputs + lane) * together + k % together] = from[k];
+// A unit is what one output has in a line: a pair of bf16 inputs, or one float. A block is its rows, transposed by units.
+//
+// Lanes `first` to `last` - 1 of a block, from rows of `row_bytes` bytes that need not be aligned.
+void pack_lanes(const char* rows, int64_t row_bytes, int64_t first, int64_t last, uint32_t* block) {
+  uint32_t tile[kOutputs][kUnits] = {};
+  const int64_t units = (row_bytes + 3) / 4;
+  for (int64_t unit = 0; unit < units; unit += kUnits) {
+    const int64_t bytes = std::min<int64_t>(4 * kUnits, row_bytes - 4 * unit);
+    const int64_t count = (bytes + 3) / 4;
+    for (int64_t lane = first; lane < last; ++lane) {
+      tile[lane][count - 1] = 0;  // an odd last input has a zero beside it
+      std::memcpy(tile[lane], rows + (lane - first) * row_bytes + 4 * unit, bytes);
     }
-  });
+    uint32_t* to = block + unit * kOutputs;
+    if (first == 0 && last == kOutputs && count == kUnits) {
+      for (int64_t k = 0; k < kUnits; ++k)
+        for (int64_t lane = 0; lane < kOutputs; ++lane) to[k * kOutputs + lane] = tile[lane][k];
+    } else {
+      for (int64_t k = 0; k < count; ++k)
+        for (int64_t lane = first; lane < last; ++lane) to[k * kOutputs + lane] = tile[lane][k];
+    }
+  }
 }
 
 template <typename T>
@@ -56,11 +64,21 @@ int64_t packed_bytes(Type type, int64_t out_size, int64_t in_size, bool gated) {
                             : blocks(out_size, gated) * block_size(in_size, 1) * 4;
 }
 
-void pack(Type type, const void* weight, int64_t out_size, int64_t in_size, bool gated, void* packed) {
-  if (type == Type::bf16)
-    pack_blocks(static_cast<const uint16_t*>(weight), out_size, in_size, gated, 2, static_cast<uint16_t*>(packed));
-  else
-    pack_blocks(static_cast<const float*>(weight), out_size, in_size, gated, 1, static_cast<float*>(packed));
+void pack(Type type, const void* weight, int64_t first_row, int64_t rows, int64_t out_size, int64_t in_size, bool gated,
+          void* packed) {
+  const int64_t together = type == Type::bf16 ? 2 : 1;
+  const int64_t row_bytes = in_size * 4 / together, block_units = block_size(in_size, together) / together;
+  const int64_t half = gated ? out_size / 2 : out_size;
+  const char* from = static_cast<const char*>(weight);
+  for (int64_t row = first_row; row < first_row + rows;) {
+    const bool up = row >= half;
+    const int64_t place = up ? row - half : row, lane = place % kOutputs;
+    const int64_t lanes = std::min({kOutputs - lane, first_row + rows - row, (up ? out_size : half) - row});
+    const int64_t block = gated ? place / kOutputs * 2 + up : place / kOutputs;
+    pack_lanes(from, row_bytes, lane, lane + lanes, static_cast<uint32_t*>(packed) + block * block_units);
+    row += lanes;
+    from += lanes * row_bytes;
+  }
 }
 
 void embed(const Embedding& call) {

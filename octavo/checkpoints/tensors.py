@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from octavo.checkpoints.checkpoint import PlacedTensor, open_checkpoint
 from octavo.checkpoints.tensor_entry import map_file
-from octavo.checkpoints.tensor_types import float32_pieces, to_float32
+from octavo.checkpoints.tensor_types import READABLE_TYPES, float32_pieces, to_float32
 from octavo.errors import CheckpointError
 
 __all__ = ["CheckpointTensor", "iterate_tensors"]
@@ -39,9 +39,24 @@ class CheckpointTensor:
         """Dequantized values in a new array of shape ``shape``."""
         return to_float32(self.type, self.data).reshape(self.shape)
 
-    def float32_pieces(self) -> Iterator[npt.NDArray[np.float32]]:
-        """The same values in order, in small 1-D pieces, each overwritten by the next: no second copy in memory."""
-        return float32_pieces(self.type, self.data)
+    def float32_pieces(self, together: int = 1) -> Iterator[npt.NDArray[np.float32]]:
+        """The same values in order, in small 1-D pieces, each overwritten by the next: no second copy in memory. A
+        piece is a whole number of ``together`` values, if the tensor is."""
+        return float32_pieces(self.type, self.data, together)
+
+    def row_pieces(self, num_bytes: int) -> Iterator[tuple[int, "CheckpointTensor"]]:
+        """(first row, these rows) one after another: parts of about so many bytes, in views of the same data. A tensor
+        whose rows are not whole blocks comes in one part."""
+        num_rows = self.shape[0] if self.shape else 1
+        row_bytes = len(self.data) // max(num_rows, 1)
+        if len(self.data) <= num_bytes or row_bytes % READABLE_TYPES[self.type].block_bytes:
+            yield 0, self
+            return
+        step = max(num_bytes // row_bytes // 16, 1) * 16  # kernels take outputs by sixteen
+        for first in range(0, num_rows, step):
+            last = min(first + step, num_rows)
+            data = self.data[first * row_bytes : last * row_bytes]
+            yield first, replace(self, shape=(last - first, *self.shape[1:]), data=data)
 
 
 def iterate_tensors(path: Path, hf_overrides: dict[str, Any] | None = None) -> Iterator[CheckpointTensor]:

@@ -15,7 +15,7 @@ from octavo.kernels.normalization import (
     rms_norm_add,
 )
 from octavo.kernels.op import OPS, PROVIDERS, Op, Provider, chosen_provider, describe, kernel_set, op, select
-from octavo.kernels.packed_weight import PackedWeight, Weight, pack_weight
+from octavo.kernels.packed_weight import PackedWeight, Weight, empty_weight, fill_rows, pack_weight
 from octavo.kernels.paged_attention import paged_attention, reshape_and_cache, rotary_and_cache
 from octavo.kernels.rotary import rotary_embedding
 
@@ -35,6 +35,8 @@ __all__ = [
     "chosen_provider",
     "describe",
     "embedding",
+    "empty_weight",
+    "fill_rows",
     "fused_add_layer_norm",
     "fused_add_rms_norm",
     "gated_linear",

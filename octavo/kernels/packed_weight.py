@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.kernels.op import op
 
-__all__ = ["PackedWeight", "Weight", "pack_weight", "plain"]
+__all__ = ["PackedWeight", "Weight", "empty_weight", "fill_rows", "pack_weight", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,23 @@ Weight = Tensor | PackedWeight
 
 
 @op
+def empty_weight(shape: tuple[int, int], dtype: torch.dtype, gated: bool = False) -> Weight:
+    """Memory for a weight matrix, (out_size, in_size), in the form that ``linear``, ``logits`` and ``embedding`` are
+    given, or with ``gated`` that of ``gated_linear``; ``fill_rows`` fills it. The definitions read it as it is."""
+    return torch.empty(shape, dtype=dtype)
+
+
+@op
+def fill_rows(weight: Weight, first_row: int, rows: Tensor) -> None:
+    """Puts rows, [count, in_size] of any floating type, into their place. Several threads may fill different rows."""
+    plain(weight)[first_row : first_row + len(rows)] = rows
+
+
 def pack_weight(weight: Tensor, gated: bool = False) -> Weight:
-    """[out_size, in_size], once it is loaded → what ``linear``, ``logits`` and ``embedding`` are given instead, or with
-    ``gated`` what ``gated_linear`` is. The definitions read a matrix as it is."""
-    return weight
+    """A whole matrix as ``empty_weight`` and ``fill_rows`` make it."""
+    packed = empty_weight((weight.shape[0], weight.shape[1]), weight.dtype, gated)
+    fill_rows(packed, 0, weight)
+    return packed
 
 
 def plain(weight: Weight) -> Tensor:

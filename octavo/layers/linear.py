@@ -16,19 +16,17 @@ __all__ = ["GatedColumnParallelLinear", "QKVParallelLinear", "RowParallelLinear"
 class _Linear(nn.Module):
     """weight: [out, in], bias: [out] or None; both with the same shards."""
 
-    def __init__(self, in_size: int, shards: dict[ShardId, int], bias: bool, dtype: torch.dtype) -> None:
+    def __init__(
+        self, in_size: int, shards: dict[ShardId, int], bias: bool, dtype: torch.dtype, *, gated: bool = False
+    ) -> None:
         super().__init__()
         out_size = sum(shards.values())
-        self.weight = WeightParameter((out_size, in_size), dtype, shards)
+        self.weight = WeightParameter((out_size, in_size), dtype, shards, matrix=True, gated=gated)
         self.bias = WeightParameter((out_size,), dtype, shards) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] → [rows, out]."""
         return kernels.linear(x, self.weight.packed, self.bias)
-
-    def finish_loading(self) -> None:
-        """Called once, when all weights are there."""
-        self.weight.pack()
 
 
 class QKVParallelLinear(_Linear):
@@ -59,14 +57,11 @@ class GatedColumnParallelLinear(_Linear):
     """
 
     def __init__(self, in_size: int, out_size: int, activation: str, *, bias: bool, dtype: torch.dtype) -> None:
-        super().__init__(in_size, {0: out_size, 1: out_size}, bias, dtype)
+        super().__init__(in_size, {0: out_size, 1: out_size}, bias, dtype, gated=True)
         self.activation = gate_form(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         return kernels.gated_linear(x, self.weight.packed, self.bias, self.activation)
-
-    def finish_loading(self) -> None:
-        self.weight.pack(gated=True)
 
 
 class RowParallelLinear(_Linear):

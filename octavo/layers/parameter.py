@@ -5,7 +5,6 @@ second copy of the model ever exists. Memory is taken when the first shard arriv
 """
 
 import math
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,10 +32,12 @@ class WeightParameter(nn.Parameter):
     dtype: what the checkpoint's type is converted to.
     shards: shard id → rows (dim 0), in order; None: the parameter comes whole.
     offset: added to what the checkpoint says, in the parameter's type.
+    matrix: a product or an embedding reads it, and it is kept as the chosen kernels want it, see ``packed``.
+    gated: that product is ``kernels.gated_linear``.
 
     Attributes:
-        packed: a weight matrix in the form that the chosen kernels read it in, once ``pack`` was called. Where that is
-            another form, the matrix itself is given up.
+        packed: a weight matrix in the form that the chosen kernels read it in, once it is loaded. Where that is another
+            form, the parameter itself stays empty.
     """
 
     full_shape: tuple[int, ...]
@@ -44,7 +45,8 @@ class WeightParameter(nn.Parameter):
     shards: dict[ShardId, slice]
     loaded_shards: set[ShardId]
     packed: "kernels.Weight"
-    _lock: Lock
+    _matrix: bool
+    _gated: bool
 
     def __new__(
         cls,
@@ -53,6 +55,8 @@ class WeightParameter(nn.Parameter):
         shards: dict[ShardId, int] | None = None,
         *,
         offset: float = 0.0,
+        matrix: bool = False,
+        gated: bool = False,
     ) -> Any:
         return super().__new__(cls, torch.empty(0, dtype=dtype), requires_grad=False)
 
@@ -63,14 +67,16 @@ class WeightParameter(nn.Parameter):
         shards: dict[ShardId, int] | None = None,
         *,
         offset: float = 0.0,
+        matrix: bool = False,
+        gated: bool = False,
     ) -> None:
         super().__init__()
         self.offset = offset
         self.packed = self
+        self._matrix, self._gated = matrix, gated
         self.full_shape = full_shape
         self.loaded_shards = set()
         self.shards = {}
-        self._lock = Lock()
         start = 0
         for shard_id, rows in (shards or {None: full_shape[0]}).items():
             self.shards[shard_id] = slice(start, start + rows)
@@ -79,17 +85,6 @@ class WeightParameter(nn.Parameter):
     @property
     def full_nbytes(self) -> int:
         return math.prod(self.full_shape) * self.itemsize
-
-    def pack(self, gated: bool = False) -> None:
-        """For a weight matrix, when all shards are there. A second call changes nothing.
-
-        Args:
-            gated: ``gated_linear`` will read it.
-        """
-        if self.packed is self:
-            self.packed = kernels.pack_weight(self.data, gated)
-            if isinstance(self.packed, kernels.PackedWeight):
-                self.data = torch.empty(0, dtype=self.dtype)
 
     def shard_rows(self, shard_id: ShardId) -> slice:
         """Rows that the shard fills; None: all."""
@@ -101,6 +96,11 @@ class WeightParameter(nn.Parameter):
         Raises:
             CheckpointError: the shard is of another shape, or has been filled before.
         """
+        self.fill(source, self.claim(source, shard_id))
+
+    def claim(self, source: "CheckpointTensor", shard_id: ShardId = None) -> int:
+        """Takes memory for a shard that is about to be filled, and notes that it has arrived. Returns its first row;
+        raises as ``weight_loader``."""
         rows = self.shard_rows(shard_id)
         expected = (rows.stop - rows.start, *self.full_shape[1:])
         if tuple(source.shape) != expected:
@@ -108,25 +108,41 @@ class WeightParameter(nn.Parameter):
                 f"has shape {list(source.shape)}, expected {list(expected)}", file=source.file, tensor=source.name
             )
         arrived = set(self.shards) if shard_id is None else {shard_id}
-        with self._lock:  # shards of one parameter may arrive in several threads
-            if arrived & self.loaded_shards:
-                raise CheckpointError("is there twice", file=source.file, tensor=source.name)
-            self.loaded_shards |= arrived
-            if not self.numel():
-                self.data = torch.empty(self.full_shape, dtype=self.dtype)
-        filled = self.data[rows]
-        _fill(filled, source)
+        if arrived & self.loaded_shards:
+            raise CheckpointError("is there twice", file=source.file, tensor=source.name)
+        if not self.loaded_shards:
+            self._take_memory()
+        self.loaded_shards |= arrived
+        return int(rows.start)
+
+    def _take_memory(self) -> None:
+        if not self._matrix:
+            self.data = torch.empty(self.full_shape, dtype=self.dtype)
+            return
+        out_size, in_size = self.full_shape
+        weight = kernels.empty_weight((out_size, in_size), self.dtype, self._gated)
+        if isinstance(weight, Tensor):
+            self.data = weight
+        else:
+            self.packed = weight
+
+    def fill(self, source: "CheckpointTensor", first_row: int) -> None:
+        """Rows that were claimed; ``source`` may be a part of them, and others be filled meanwhile."""
+        plain = _PLAIN_TYPES.get(source.type)
+        if plain is not None:
+            self._put(first_row, torch.from_numpy(source.data).view(plain).view(source.shape))
+            return
+        row_shape = source.shape[1:]
+        for piece in source.float32_pieces(math.prod(row_shape)):
+            rows = torch.from_numpy(piece).view(-1, *row_shape)
+            self._put(first_row, rows)
+            first_row += len(rows)
+
+    def _put(self, first_row: int, rows: Tensor) -> None:
+        if self._matrix:
+            kernels.fill_rows(self.packed, first_row, rows)
+            return
+        filled = self.data[first_row : first_row + len(rows)]
+        filled.copy_(rows)
         if self.offset:
             filled += self.offset
-
-
-def _fill(target: Tensor, source: "CheckpointTensor") -> None:
-    plain = _PLAIN_TYPES.get(source.type)
-    if plain is not None:
-        target.copy_(torch.from_numpy(source.data).view(plain).view(source.shape))
-        return
-    flat = target.view(-1)
-    done = 0
-    for piece in source.float32_pieces():
-        flat[done : done + len(piece)] = torch.from_numpy(piece)
-        done += len(piece)

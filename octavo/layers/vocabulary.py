@@ -18,15 +18,11 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, *, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = scale
-        self.weight = WeightParameter((vocab_size, hidden_size), dtype)
+        self.weight = WeightParameter((vocab_size, hidden_size), dtype, matrix=True)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 → [num_tokens, hidden_size] float32: the residual stream begins here."""
         return kernels.embedding(token_ids, self.weight.packed, self.scale, torch.float32)
-
-    def finish_loading(self) -> None:
-        """Called once, when all weights are there."""
-        self.weight.pack()
 
 
 class ParallelLMHead(nn.Module):
@@ -50,12 +46,11 @@ class ParallelLMHead(nn.Module):
         super().__init__()
         self.scale = scale
         self.soft_cap = soft_cap
-        self.weight = WeightParameter((vocab_size, hidden_size), dtype) if tied_to is None else tied_to.weight
+        if tied_to is None:
+            self.weight = WeightParameter((vocab_size, hidden_size), dtype, matrix=True)
+        else:
+            self.weight = tied_to.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[rows, hidden_size] → [rows, vocab_size] float32."""
         return kernels.logits(hidden, self.weight.packed, self.scale, self.soft_cap)
-
-    def finish_loading(self) -> None:
-        """Called once, when all weights are there."""
-        self.weight.pack()

@@ -1,9 +1,10 @@
 """Checkpoint → model: streams tensors into the parameters that they belong to, and insists that nothing is left over.
 
-The model is built with empty parameters; each tensor is converted and copied by its parameter, straight from the mapped
+The model is built with empty parameters; each tensor is converted and packed by its parameter, straight from the mapped
 file, so that the checkpoint never lies in memory a second time.
 """
 
+import math
 import time
 import warnings
 from collections import deque
@@ -28,9 +29,11 @@ logger = init_logger(__name__)
 
 Progress = Callable[[str, float], None]
 Assignments = dict[str, tuple[WeightParameter, ShardId]]
-Job = tuple[CheckpointTensor, WeightParameter, ShardId]
+Job = tuple[WeightParameter, CheckpointTensor, int]  # rows of the checkpoint → from this row on
 
 _HEAD = "lm_head.weight"
+# Of a tensor that a thread reads, converts and packs at a time: threads share out large tensors, too.
+_PIECE_BYTES = 4 * 2**20
 
 
 def load_model(config: OctavoConfig, progress: Progress | None = None) -> nn.Module:
@@ -76,7 +79,7 @@ def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> 
     with warnings.catch_warnings():
         # Mapped files are read-only, and torch says so of every tensor made from one; nobody writes to them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        for size in _in_threads(_load_tensor, _wanted(config, assignments, model)):
+        for size in _in_threads(_fill, _jobs(_wanted(config, assignments, model))):
             done += size
             progress("loading weights", done / total)
     for name, (parameter, shard_id) in assignments.items():
@@ -84,10 +87,6 @@ def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> 
         missing = parameter.shards.keys() - parameter.loaded_shards
         if missing and (shard_id is None or shard_id in missing):
             raise CheckpointError(f"is missing; {type(model).__name__} needs it", file=config.path, tensor=name)
-    for module in model.modules():
-        finish_loading: Callable[[], None] | None = getattr(module, "finish_loading", None)
-        if finish_loading is not None:
-            finish_loading()
     return total
 
 
@@ -105,7 +104,9 @@ def _assignments(model: nn.Module) -> Assignments:
     return found
 
 
-def _wanted(config: ModelConfig, assignments: Assignments, model: nn.Module) -> Iterator[Job]:
+def _wanted(
+    config: ModelConfig, assignments: Assignments, model: nn.Module
+) -> Iterator[tuple[CheckpointTensor, WeightParameter, ShardId]]:
     """The checkpoint's tensors with where they go; one that goes nowhere is an error, unless it is known why."""
     for tensor in iterate_tensors(Path(config.path), config.hf_overrides):
         if tensor.name in assignments:
@@ -116,10 +117,18 @@ def _wanted(config: ModelConfig, assignments: Assignments, model: nn.Module) -> 
             raise CheckpointError(f"is no part of {type(model).__name__}", file=tensor.file, tensor=tensor.name)
 
 
-def _load_tensor(job: Job) -> int:
-    tensor, parameter, shard_id = job
-    parameter.weight_loader(tensor, shard_id)
-    return parameter.data[parameter.shard_rows(shard_id)].nbytes
+def _jobs(wanted: Iterable[tuple[CheckpointTensor, WeightParameter, ShardId]]) -> Iterator[Job]:
+    for tensor, parameter, shard_id in wanted:
+        first_row = parameter.claim(tensor, shard_id)
+        for row, piece in tensor.row_pieces(_PIECE_BYTES):
+            yield parameter, piece, first_row + row
+
+
+def _fill(job: Job) -> int:
+    """Returns the bytes that the model has of it."""
+    parameter, piece, first_row = job
+    parameter.fill(piece, first_row)
+    return math.prod(piece.shape) * parameter.itemsize
 
 
 def _in_threads(work: Callable[[Job], int], jobs: Iterable[Job]) -> Iterator[int]:

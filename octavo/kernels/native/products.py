@@ -5,30 +5,53 @@ from torch import Tensor
 
 from octavo import _native
 from octavo.kernels.activation import GateForm
+from octavo.kernels.native.memory import weight_memory
 from octavo.kernels.native.tensors import TYPES, check, empty, rows_of
 from octavo.kernels.packed_weight import PackedWeight, Weight
 
-__all__ = ["embedding", "gated_linear", "linear", "linear_add", "logits", "pack_weight"]
+__all__ = ["embedding", "empty_weight", "fill_rows", "gated_linear", "linear", "linear_add", "logits"]
 
 
 # The library's names of functions.
 _FUNCTIONS: dict[GateForm, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+# Numbers that are converted at a time: the pieces stay in a core's cache.
+_PIECE = 1 << 18
 
 
-def pack_weight(weight: Tensor, gated: bool = False) -> PackedWeight:
+def empty_weight(shape: tuple[int, int], dtype: torch.dtype, gated: bool = False) -> PackedWeight:
+    if gated and shape[0] % 2:
+        raise ValueError(f"a gate and an up projection are two halves, got {shape[0]} outputs")
+    return PackedWeight(weight_memory(_native.packed_bytes(TYPES[dtype], *shape, gated)), shape, dtype, gated)
+
+
+def fill_rows(weight: Weight, first_row: int, rows: Tensor) -> None:
+    if not isinstance(weight, PackedWeight):
+        raise TypeError("fill_rows was given a matrix that is not packed")
     out_size, in_size = weight.shape
-    if gated and out_size % 2:
-        raise ValueError(f"a gate and an up projection are two halves, got {out_size} outputs")
+    if rows.shape[1] != in_size or not 0 <= first_row <= out_size - len(rows):
+        raise ValueError(f"rows {first_row} and up, {tuple(rows.shape)}, do not fit into a weight {weight.shape}")
     kind = TYPES[weight.dtype]
-    data = torch.empty(_native.packed_bytes(kind, out_size, in_size, gated), dtype=torch.uint8)
-    weight = weight.contiguous()
-    _native.pack(kind, weight.data_ptr(), out_size, in_size, gated, data.data_ptr())
-    return PackedWeight(data, (out_size, in_size), weight.dtype, gated)
+    # Whole blocks of outputs, where the first begins one.
+    step = len(rows) if rows.dtype == weight.dtype else max(16, _PIECE // max(in_size, 1) // 16 * 16)
+    for start in range(0, len(rows), max(step, 1)):
+        piece = rows[start : start + step].to(weight.dtype).contiguous()
+        _native.pack(
+            kind,
+            piece.data_ptr(),
+            first_row + start,
+            len(piece),
+            out_size,
+            in_size,
+            weight.gated,
+            weight.data.data_ptr(),
+        )
 
 
 def _packed(weight: Weight, gated: bool = False) -> PackedWeight:
     if not isinstance(weight, PackedWeight):
-        return pack_weight(weight, gated)
+        packed = empty_weight((weight.shape[0], weight.shape[1]), weight.dtype, gated)
+        fill_rows(packed, 0, weight)
+        return packed
     if weight.gated != gated:
         raise ValueError(f"the weight was packed with gated={weight.gated}, expected gated={gated}")
     return weight
