@@ -326,35 +326,11 @@ void attend(const Attention& call) {
   whole_tiles<Step>(call, tiles, count);
 }
 
-// One row's keys go to its lane of a tile, its values to a row of their own.
-template <typename T, int Together>
-void store_rows(const StoreKV& call) {
-  const KVCache& cache = call.cache;
-  const int64_t half = cache.heads * cache.block_size * cache.head_size;
-  for (int64_t row = 0; row < call.rows; ++row) {
-    const int64_t block = call.slots[row] / cache.block_size, offset = call.slots[row] % cache.block_size;
-    const int64_t width = cache.tile(), lane = offset % width, tile = offset - lane;
-    T* keys = static_cast<T*>(cache.data) + block * 2 * half;
-    for (int64_t head = 0; head < cache.heads; ++head) {
-      const T* key = static_cast<const T*>(call.key) + row * call.key_stride + head * cache.head_size;
-      T* to = keys + (head * cache.block_size + tile) * cache.head_size + lane * Together;
-      for (int64_t i = 0; i < cache.head_size; ++i) to[i / Together * Together * width + i % Together] = key[i];
-      const T* value = static_cast<const T*>(call.value) + row * call.value_stride + head * cache.head_size;
-      std::copy_n(value, cache.head_size, keys + half + (head * cache.block_size + offset) * cache.head_size);
-    }
-  }
-}
-
 }  // namespace
 
 void attention(const Attention& call) {
   if (call.cache.type == Type::bf16) attend<PairStep>(call);
   else attend<SingleStep>(call);
-}
-
-void store_kv(const StoreKV& call) {
-  if (call.cache.type == Type::bf16) store_rows<bf16, 2>(call);
-  else store_rows<float, 1>(call);
 }
 
 }  // namespace octavo::OCTAVO_LEVEL

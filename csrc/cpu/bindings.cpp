@@ -89,13 +89,10 @@ NB_MODULE(_native, m) {
     const nb::gil_scoped_release release;
     pack(static_cast<Type>(type), at<void>(weight), first_row, rows, out_size, in_size, gated, at<void>(packed));
   });
-  m.def("embedding", [](int type, Address ids, Address weight, Address out, int64_t rows, int64_t size,
-                        int64_t vocabulary) {
-    const Working working;
-    const Embedding call{static_cast<Type>(type), at<int64_t>(ids), at<void>(weight), at<void>(out), rows, size,
-                         vocabulary};
-    check(call);
-    embed(call);
+  m.def("embedding", [](int type, Address ids, Address weight, float scale, int out_type, Address out, int64_t rows,
+                        int64_t size, int64_t vocabulary) {
+    run<Embedding>(&Kernels::embedding, {static_cast<Type>(type), at<int64_t>(ids), at<void>(weight), scale,
+                                         static_cast<Type>(out_type), at<void>(out), rows, size, vocabulary});
   });
   m.def("linear", [](int type, Address x, int64_t x_stride, Address weight, Address bias, Address out, int out_type,
                      int64_t rows, int64_t in_size, int64_t out_size, Address residual, float multiplier, float softcap,
@@ -104,22 +101,30 @@ NB_MODULE(_native, m) {
                                    at<void>(out), static_cast<Type>(out_type), rows, in_size, out_size,
                                    at<float>(residual), multiplier, softcap, gated, static_cast<Function>(function)});
   });
-  m.def("norm", [](int type, Address x, int64_t x_stride, Address residual, Address sum, float multiplier,
-                   int weight_type, Address weight, Address bias, int64_t weight_rows, Address out, int64_t rows,
+  m.def("norm", [](int type, Address x, int64_t x_stride, int weight_type, Address weight, Address bias,
+                   bool head_weights, Address residual, int out_type, Address out, int64_t rows, int64_t heads,
                    int64_t size, float eps, bool center) {
-    run<Norm>(&Kernels::norm, {static_cast<Type>(type), at<void>(x), x_stride, at<float>(residual), at<float>(sum),
-                               multiplier, static_cast<Type>(weight_type), at<void>(weight), at<void>(bias),
-                               weight_rows, at<void>(out), rows, size, eps, center});
+    run<Norm>(&Kernels::norm, {static_cast<Type>(type), at<void>(x), x_stride, static_cast<Type>(weight_type),
+                               at<void>(weight), at<void>(bias), head_weights, at<float>(residual),
+                               static_cast<Type>(out_type), at<void>(out), rows, heads, size, eps, center});
+  });
+  m.def("cast", [](int type, Address x, int64_t x_stride, int out_type, Address out, int64_t rows, int64_t size) {
+    run<Cast>(&Kernels::cast, {static_cast<Type>(type), at<void>(x), x_stride, static_cast<Type>(out_type),
+                               at<void>(out), rows, size});
   });
   m.def("activation", [](int type, int function, bool gated, Address x, Address out, int64_t rows, int64_t size) {
     run<Activation>(&Kernels::activation, {static_cast<Type>(type), static_cast<Function>(function), gated,
                                            at<void>(x), at<void>(out), rows, size});
   });
-  m.def("rotary", [](int type, Address positions, Address x, int64_t x_stride, Address cos_sin, Address out,
-                     int64_t rows, int64_t heads, int64_t head_size, int64_t rotary_dim, int64_t max_position) {
-    run<Rotary>(&Kernels::rotary, {static_cast<Type>(type), at<int64_t>(positions), at<void>(x), x_stride,
-                                   at<float>(cos_sin), at<void>(out), rows, heads, head_size, rotary_dim,
-                                   max_position});
+  m.def("rotary_kv", [](int type, Address cache, int64_t blocks, int64_t block_size, int64_t heads, int64_t head_size,
+                        Address positions, Address query, int64_t query_stride, Address key, int64_t key_stride,
+                        Address value, int64_t value_stride, Address cos_sin, Address slots, Address out, int64_t rows,
+                        int64_t query_heads, int64_t rotary_dim, int64_t max_position) {
+    run<RotaryKV>(&Kernels::rotary_kv,
+                  {{static_cast<Type>(type), at<void>(cache), blocks, block_size, heads, head_size},
+                   at<int64_t>(positions), at<void>(query), at<void>(key), at<void>(value), query_stride, key_stride,
+                   value_stride, at<float>(cos_sin), at<int64_t>(slots), at<void>(out), rows, query_heads, rotary_dim,
+                   max_position});
   });
   m.def("store_kv", [](int type, Address cache, int64_t blocks, int64_t block_size, int64_t heads, int64_t head_size,
                        Address key, int64_t key_stride, Address value, int64_t value_stride, Address slots,

@@ -25,9 +25,12 @@ void check_cache(const KVCache& cache) {
 
 void check(const Embedding& call) { check_indices(call.ids, call.rows, call.vocabulary, "token ids"); }
 
-void check(const Rotary& call) {
-  if (call.rotary_dim > call.head_size) throw std::invalid_argument("more channels are rotated than a head has");
+void check(const RotaryKV& call) {
+  check_cache(call.cache);
+  if (call.rotary_dim > call.cache.head_size)
+    throw std::invalid_argument("more channels are rotated than a head has");
   check_indices(call.positions, call.rows, call.max_position, "positions");
+  check_indices(call.slots, call.rows, call.cache.blocks * call.cache.block_size, "slots");
 }
 
 void check(const StoreKV& call) {

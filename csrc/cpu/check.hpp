@@ -8,7 +8,7 @@
 namespace octavo {
 
 void check(const Embedding& call);
-void check(const Rotary& call);
+void check(const RotaryKV& call);
 void check(const StoreKV& call);
 void check(const Attention& call);
 void check(const Sample& call);
@@ -16,6 +16,7 @@ void check(const Sample& call);
 // Tensors' sizes say all about these.
 inline void check(const Linear&) {}
 inline void check(const Norm&) {}
+inline void check(const Cast&) {}
 inline void check(const Activation&) {}
 
 }  // namespace octavo

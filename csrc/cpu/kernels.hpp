@@ -46,22 +46,31 @@ struct Linear {
   Function function;      // of gates
 };
 
-// RMSNorm, or with `center` LayerNorm, of x, or of residual + x * multiplier.
+// RMSNorm, or with `center` LayerNorm, of each head of x; plus the residual, where there is one.
 struct Norm {
-  Type type;              // of x and out
-  const void* x;          // [rows, size]
-  int64_t x_stride;
-  const float* residual;  // [rows, size], or null
-  float* sum;             // [rows, size]: the sum, or null where there is no residual
-  float multiplier;
+  Type type;              // of x
+  const void* x;          // [rows, heads, size]
+  int64_t x_stride;       // elements from row to row
   Type weight_type;       // of weight and bias
-  const void* weight;     // [weight_rows, size]: row i of x has row i % weight_rows of it
+  const void* weight;     // [size], or with head_weights [heads, size]
   const void* bias;       // likewise, or null
-  int64_t weight_rows;
-  void* out;              // [rows, size]
-  int64_t rows, size;
+  bool head_weights;
+  const float* residual;  // [rows, heads, size], or null
+  Type out_type;
+  void* out;              // [rows, heads, size]
+  int64_t rows, heads, size;
   float eps;
   bool center;
+};
+
+// x in another type.
+struct Cast {
+  Type type;         // of x
+  const void* x;     // [rows, size]
+  int64_t x_stride;  // elements from row to row
+  Type out_type;
+  void* out;         // [rows, size]
+  int64_t rows, size;
 };
 
 // The function of x, or where x is gated, of its first half, times the second.
@@ -72,17 +81,6 @@ struct Activation {
   const void* x;  // [rows, size], or [rows, 2 * size]: gate, up
   void* out;      // [rows, size]
   int64_t rows, size;
-};
-
-// Rotates channel i with channel i + rotary_dim / 2.
-struct Rotary {
-  Type type;
-  const int64_t* positions;  // [rows]
-  const void* x;             // [rows, heads, head_size]
-  int64_t x_stride;          // elements from row to row
-  const float* cos_sin;      // [max_position, rotary_dim]: cosines, then sines
-  void* out;                 // [rows, heads, head_size]
-  int64_t rows, heads, head_size, rotary_dim, max_position;
 };
 
 // One layer's KV cache. A block holds, for each KV head, its tokens' keys in tiles of 16 tokens, and then the values:
@@ -111,6 +109,21 @@ struct StoreKV {
   int64_t rows;
 };
 
+// Rotates channel i with channel i + rotary_dim / 2: queries into `out`, keys on their way into the cache, where the
+// values go too. All are of the cache's type.
+struct RotaryKV {
+  KVCache cache;
+  const int64_t* positions;  // [rows]
+  const void* query;         // [rows, query_heads, head_size]
+  const void* key;           // [rows, heads, head_size]
+  const void* value;         // likewise
+  int64_t query_stride, key_stride, value_stride;
+  const float* cos_sin;      // [max_position, rotary_dim]: cosines, then sines
+  const int64_t* slots;      // [rows], as in StoreKV
+  void* out;                 // like query, contiguous
+  int64_t rows, query_heads, rotary_dim, max_position;
+};
+
 struct Attention {
   KVCache cache;
   const void* query;  // [rows, query_heads, head_size]
@@ -126,11 +139,14 @@ struct Attention {
   const float* sinks;  // [query_heads], or null
 };
 
+// Rows of a packed table, times the scale.
 struct Embedding {
-  Type type;
-  const int64_t* ids;   // [rows]
-  const void* weight;   // packed, [vocabulary, size]
-  void* out;            // [rows, size]
+  Type type;           // of the table
+  const int64_t* ids;  // [rows]
+  const void* weight;  // packed, [vocabulary, size]
+  float scale;
+  Type out_type;
+  void* out;           // [rows, size]
   int64_t rows, size, vocabulary;
 };
 
@@ -138,9 +154,11 @@ struct Sample;  // sample.hpp
 
 struct Kernels {
   void (*linear)(const Linear&);
+  void (*embedding)(const Embedding&);
   void (*norm)(const Norm&);
+  void (*cast)(const Cast&);
   void (*activation)(const Activation&);
-  void (*rotary)(const Rotary&);
+  void (*rotary_kv)(const RotaryKV&);
   void (*store_kv)(const StoreKV&);
   void (*attention)(const Attention&);
   void (*sample)(const Sample&);
@@ -160,6 +178,5 @@ int64_t packed_bytes(Type type, int64_t out_size, int64_t in_size, bool gated);
 // gated: blocks of the first half of the outputs and blocks of the second take turns.
 void pack(Type type, const void* weight, int64_t first_row, int64_t rows, int64_t out_size, int64_t in_size, bool gated,
           void* packed);
-void embed(const Embedding& call);
 
 }  // namespace octavo

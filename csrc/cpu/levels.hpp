@@ -9,9 +9,11 @@ void linear(const Linear& call);
 #if defined(__AMX_BF16__)
 void linear_amx(const Linear& call);  // of bf16
 #endif
+void embedding(const Embedding& call);
 void norm(const Norm& call);
+void cast(const Cast& call);
 void activation(const Activation& call);
-void rotary(const Rotary& call);
+void rotary_kv(const RotaryKV& call);
 void store_kv(const StoreKV& call);
 void attention(const Attention& call);
 void sample(const Sample& call);

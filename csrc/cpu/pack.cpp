@@ -1,4 +1,4 @@
-// Packing of weights (the layout is drawn at Linear), and the embedding, which reads single rows of it.
+// Packing of weights (the layout is drawn at Linear).
 
 #include <algorithm>
 #include <cstring>
@@ -45,18 +45,6 @@ void pack_lanes(const char* rows, int64_t row_bytes, int64_t first, int64_t last
   }
 }
 
-template <typename T>
-void embed_rows(const Embedding& call, int64_t together) {
-  const T* weight = static_cast<const T*>(call.weight);
-  T* out = static_cast<T*>(call.out);
-  const int64_t size = block_size(call.size, together);
-  for (int64_t row = 0; row < call.rows; ++row) {
-    const T* from = weight + call.ids[row] / kOutputs * size + call.ids[row] % kOutputs * together;
-    T* to = out + row * call.size;
-    for (int64_t k = 0; k < call.size; ++k) to[k] = from[k / together * kOutputs * together + k % together];
-  }
-}
-
 }  // namespace
 
 int64_t packed_bytes(Type type, int64_t out_size, int64_t in_size, bool gated) {
@@ -79,13 +67,6 @@ void pack(Type type, const void* weight, int64_t first_row, int64_t rows, int64_
     row += lanes;
     from += lanes * row_bytes;
   }
-}
-
-void embed(const Embedding& call) {
-  if (call.type == Type::bf16)
-    embed_rows<uint16_t>(call, 2);
-  else
-    embed_rows<float>(call, 1);
 }
 
 }  // namespace octavo

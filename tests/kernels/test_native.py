@@ -67,6 +67,48 @@ def test_a_row_has_the_same_bits_alone_and_among_others(
         assert torch.equal(kernels.logits(x[row : row + 1], weight, 3.0, 5.0)[0], capped[row])
 
 
+@few
+@given(num_rows=st.sampled_from([2, 33, 700]), width=st.integers(1, 100), dtype=dtypes, to=dtypes)
+def test_row_wise_kernels_give_a_row_the_same_bits_alone_and_among_others(
+    num_rows: int, width: int, dtype: torch.dtype, to: torch.dtype
+) -> None:
+    wide, weight = random(num_rows, 3, width, dtype=dtype), random(width, dtype=dtype, seed=1)
+    residual = random(num_rows, width, dtype=torch.float32, seed=2)
+    table = kernels.pack_weight(random(20, width, dtype=dtype, seed=3))
+
+    def everything(rows: slice) -> list[Tensor]:
+        heads = wide[rows]
+        x, ids = heads[:, 1], torch.arange(num_rows)[rows] % 20
+        return [
+            kernels.rms_norm(x, weight, 1e-5, to),
+            kernels.rms_norm(heads, weight, 1e-5, to),
+            kernels.layer_norm(x, weight, weight, 1e-5, to),
+            kernels.rms_norm_add(x, weight, 1e-5, residual[rows]),
+            kernels.cast(x, to),
+            kernels.gelu(x),
+            kernels.embedding(ids, table, 0.3, to),
+        ]
+
+    together = everything(slice(None))
+    for row in {0, num_rows // 2, num_rows - 1}:
+        for alone, among in zip(everything(slice(row, row + 1)), together, strict=True):
+            assert torch.equal(alone[0], among[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_writes_the_same_bits_row_by_row_and_all_together(dtype: torch.dtype) -> None:
+    wide, table = random(300, 4, 80, dtype=dtype), random(300, 48, dtype=torch.float32, seed=1)
+    positions, slots = torch.arange(300), torch.arange(300) * 7 % 400
+
+    def rotated(cache: Tensor, rows: slice) -> Tensor:
+        query, key, value = wide[rows].split([2, 1, 1], dim=1)
+        return kernels.rotary_and_cache(positions[rows], query, key, value, table, cache, slots[rows])
+
+    one, other = torch.zeros(2, 25, 2, 16, 1, 80, dtype=dtype)
+    assert torch.equal(rotated(one, slice(None)), torch.cat([rotated(other, slice(i, i + 1)) for i in range(300)]))
+    assert torch.equal(one, other)
+
+
 def test_one_thread_and_two_give_the_same_bits(native_level: Callable[[int], None], make_batch: MakeBatch) -> None:
     def everything() -> list[Tensor]:
         found = []
@@ -75,7 +117,11 @@ def test_one_thread_and_two_give_the_same_bits(native_level: Callable[[int], Non
             weight = kernels.pack_weight(random(1000, 208, dtype=dtype, seed=1))
             found += [kernels.linear(x, weight), kernels.logits(x[:1], weight), kernels.silu_and_mul(x)]
             found += [kernels.gelu(x), kernels.gelu_and_mul(x, "tanh")]
-            found += [kernels.rms_norm(x, x[0], 1e-5), kernels.layer_norm(x, x[0], x[1], 1e-5)]
+            # Enough rows for several pieces.
+            many, residual = random(300, 208, dtype=dtype), random(300, 208, dtype=torch.float32, seed=2)
+            found += [kernels.rms_norm(many, x[0], 1e-5), kernels.layer_norm(many, x[0], x[1], 1e-5)]
+            found += [kernels.rms_norm_add(many, x[0], 1e-5, residual), kernels.cast(many, torch.bfloat16)]
+            found += [kernels.embedding(torch.arange(300), kernels.pack_weight(many), 3.0)]
             # Few rows with a long context (partitions are shared out), and many (rows are).
             for lengths in ([(1, 1500)], [(40, 700), (1, 300), (1, 9)]):
                 batch = make_batch(lengths, dtype=dtype, num_kv_heads=1)

@@ -38,6 +38,11 @@ def attend(batch: Any, query: Tensor | None = None, window: int | None = None, *
     return kernels.paged_attention(batch.query if query is None else query, batch.kv_cache, metadata, 0.3, window)
 
 
+def rotate(batch: Any, x: Tensor, positions: Tensor, slots: Tensor, channels: int = 16) -> Tensor:
+    table = random(7, channels)
+    return kernels.rotary_and_cache(positions, x, x[:, :2], x[:, 2:4], table, batch.kv_cache, slots)
+
+
 @pytest.mark.parametrize("wrong", [-1, 7])
 def test_indices_beyond_their_arrays_are_refused(wrong: int, make_batch: MakeBatch) -> None:
     batch = make_batch([(3, 20), (1, 40)])  # 5 blocks and the null block
@@ -45,7 +50,9 @@ def test_indices_beyond_their_arrays_are_refused(wrong: int, make_batch: MakeBat
     with pytest.raises(IndexError, match="token ids must be below 7"):
         kernels.embedding(new, kernels.pack_weight(random(7, 8)))
     with pytest.raises(IndexError, match="positions must be below 7"):
-        kernels.rotary_embedding(new, heads, heads, random(7, 16))
+        rotate(batch, heads, new, new * 0)
+    with pytest.raises(IndexError, match="slots must be below 96"):
+        rotate(batch, heads, new * 0, new * 16)
     with pytest.raises(IndexError, match="slots must be below 96"):
         kernels.reshape_and_cache(heads[:, :2], heads[:, :2], batch.kv_cache, new * 16)
     table = batch.metadata.block_table.clone()
@@ -94,7 +101,7 @@ def test_tensors_of_other_types_and_sizes_are_refused(make_batch: MakeBatch) -> 
     batch = make_batch([(3, 20)])
     x, narrow = random(3, 16), random(3, 16, dtype=torch.bfloat16)
     weight, wide = random(5, 16), random(3, 6, 16)
-    slots = batch.metadata.slot_mapping
+    slots, positions = batch.metadata.slot_mapping, torch.tensor([0, 1, 2])
     for wrong in (
         lambda: kernels.linear(narrow, weight),
         lambda: kernels.linear(x[:, :8], weight),
@@ -104,11 +111,16 @@ def test_tensors_of_other_types_and_sizes_are_refused(make_batch: MakeBatch) -> 
         lambda: kernels.rms_norm(x, random(8), 1e-5),
         lambda: kernels.layer_norm(wide, random(3, 16), None, 1e-5),  # three norms for six heads
         lambda: kernels.layer_norm(x, random(16), random(16, dtype=torch.bfloat16), 1e-5),
-        lambda: kernels.fused_add_rms_norm(narrow, narrow, narrow[0], 1e-5),
         lambda: kernels.silu_and_mul(random(3, 15)),
-        lambda: kernels.rotary_embedding(torch.tensor([0, 1]), wide, wide, random(7, 16)),
-        lambda: kernels.rotary_embedding(torch.tensor([0, 1, 2]), wide, wide, random(7, 18)),
-        lambda: kernels.rotary_embedding(torch.tensor([0, 1, 2], dtype=torch.int32), wide, wide, random(7, 16)),
+        lambda: kernels.rms_norm_add(x, x[0], 1e-5, narrow),
+        lambda: kernels.rms_norm_add(x, x[0], 1e-5, x[:2]),
+        lambda: rotate(batch, wide, positions[:2], slots),
+        lambda: rotate(batch, wide, positions, slots[:2]),
+        lambda: rotate(batch, wide, positions.int(), slots),
+        lambda: rotate(batch, wide, positions, slots, channels=18),
+        lambda: rotate(batch, wide.bfloat16(), positions, slots),
+        lambda: rotate(batch, wide[:, :3], positions, slots),
+        lambda: rotate(batch, wide[..., :8], positions, slots),
         lambda: kernels.reshape_and_cache(wide[:, :2], wide[:, :2].bfloat16(), batch.kv_cache, slots),
         lambda: kernels.reshape_and_cache(wide[:, :1], wide[:, :2], batch.kv_cache, slots),
         lambda: kernels.reshape_and_cache(wide[:, :2], wide[:, :2], batch.kv_cache, slots[:2]),

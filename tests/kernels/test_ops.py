@@ -59,6 +59,29 @@ def test_embedding_scales_the_rows(num_rows: int, dtype: torch.dtype, scale: flo
 
 
 @few
+@given(num_rows=rows, width=sizes, dtype=dtypes, to=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_embedding_rounds_once_to_another_type(num_rows: int, width: int, dtype: torch.dtype, to: torch.dtype) -> None:
+    table = random(40, width, dtype=dtype)
+    ids = torch.arange(num_rows) * 7 % 40
+    got = kernels.embedding(ids, kernels.pack_weight(table), 1.7, to)
+    assert got.dtype == to
+    assert torch.equal(got, (table.float() * torch.tensor(1.7)).to(to)[ids])
+
+
+@few
+@given(num_rows=rows, width=sizes, dtype=dtypes, to=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_cast_rounds_to_the_nearest_and_keeps_what_is_no_number(
+    num_rows: int, width: int, dtype: torch.dtype, to: torch.dtype
+) -> None:
+    extreme = torch.tensor([float("inf"), float("nan"), 1e-40, -0.0, 1.00390625, 1.01171875, 3.4e38, -3.39e38])
+    x = torch.cat([random(num_rows, width), extreme.expand(num_rows, 8)], dim=1).to(dtype)[:, 1:]
+    got = kernels.cast(x, to)
+    assert got.dtype == to
+    assert torch.equal(got.isnan(), x.isnan())
+    assert torch.equal(got.nan_to_num(7.0, float("inf")), x.to(to).nan_to_num(7.0, float("inf")))
+
+
+@few
 @given(num_rows=rows, inner=sizes, outer=sizes, dtype=floats, bias=st.booleans())
 def test_linear(num_rows: int, inner: int, outer: int, dtype: torch.dtype, bias: bool) -> None:
     x, weight = random(num_rows, inner, dtype=dtype), random(outer, inner, dtype=dtype, seed=1, scale=0.3)
@@ -166,6 +189,51 @@ def test_fused_add_rms_norm_multiplies_what_it_adds(num_rows: int, width: int, d
     assert_rounded_once(normed, numpy_rms_norm(double(total), double(weight), 1e-6))
 
 
+@few
+@given(num_rows=rows, width=sizes, dtype=dtypes)
+def test_rms_norm_add_adds_to_the_residual_in_float32(num_rows: int, width: int, dtype: torch.dtype) -> None:
+    x, weight = random(num_rows, width, dtype=dtype), random(width, dtype=dtype, seed=1)
+    residual = random(num_rows, width, seed=2)
+    before = residual.clone()
+    got = kernels.rms_norm_add(x, weight, 1e-5, residual)
+    assert got.dtype == torch.float32
+    assert torch.equal(residual, before)
+    assert_rounded_once(got, numpy_rms_norm(double(x), double(weight), 1e-5) + double(residual))
+
+
+@few
+@given(
+    num_rows=rows,
+    heads=st.integers(1, 3),
+    width=sizes,
+    dtype=dtypes,
+    to=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_norms_read_heads_out_of_wider_rows_and_round_to_another_type(
+    num_rows: int, heads: int, width: int, dtype: torch.dtype, to: torch.dtype
+) -> None:
+    wide = random(num_rows, (heads + 2) * width, dtype=dtype)
+    x = wide[:, width : (heads + 1) * width].view(num_rows, heads, width)
+    weight, by_head = random(width, seed=1), random(heads, width, dtype=dtype, seed=2)
+    normed = kernels.rms_norm(x, weight, 1e-5, to)
+    centered = kernels.layer_norm(x, by_head, None, 1e-2, to)
+    assert normed.dtype == centered.dtype == to
+    assert_rounded_once(normed, numpy_rms_norm(double(x), double(weight), 1e-5))
+    assert_rounded_once(centered, numpy_layer_norm(double(x), double(by_head), 0.0, 1e-2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_of_extreme_rows(dtype: torch.dtype) -> None:
+    weight = torch.ones(40, dtype=dtype)
+    rows = torch.stack([torch.zeros(40), torch.full((40,), 1e18), torch.full((40,), 1e-30), random(40)]).to(dtype)
+    rows[3, 7] = float("nan")
+    got = kernels.rms_norm(rows, weight, 1e-5)
+    assert_rounded_once(got[:3], numpy_rms_norm(double(rows[:3]), double(weight), 1e-5))
+    assert got[3].isnan().all()
+    assert kernels.layer_norm(rows, weight, None, 1e-5)[3].isnan().all()
+    assert not kernels.layer_norm(rows[:1], weight, None, 1e-5).any()
+
+
 def numpy_layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | float, eps: float) -> np.ndarray:
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps) * weight + bias
 
@@ -258,26 +326,34 @@ def test_silu_and_mul(num_rows: int, width: int, dtype: torch.dtype) -> None:
     num_rows=rows,
     num_heads=st.integers(1, 5),
     half=st.integers(1, 20),
-    rest=st.sampled_from([0, 1, 6]),
+    rest=st.sampled_from([0, 2, 6]),
+    block_size=st.sampled_from([3, 8, 16, 32]),
     dtype=dtypes,
 )
-def test_rotary_embedding_turns_pairs_of_channels(
-    num_rows: int, num_heads: int, half: int, rest: int, dtype: torch.dtype
+def test_rotary_turns_pairs_of_channels_and_writes_keys_and_values(
+    num_rows: int, num_heads: int, half: int, rest: int, block_size: int, dtype: torch.dtype
 ) -> None:
     head_size = 2 * half + rest
     angles = np.outer(np.arange(50), 0.7 ** np.arange(half))
     table = torch.from_numpy(np.concatenate([np.cos(angles), np.sin(angles)], axis=1)).float()
     positions = torch.arange(num_rows) * 13 % 50
-    # The runner's query and key are views into one wide product.
-    both = random(num_rows, num_heads + 2, head_size, dtype=dtype)
-    query, key = both[:, :num_heads], both[:, num_heads : num_heads + 1]
-    turned = np.exp(1j * angles[positions.numpy()])[:, None, :]
+    slots = (torch.arange(num_rows) * 11 + 5) % (5 * block_size)
+    # The runner's queries, keys and values are views into one wide product.
+    wide = random(num_rows, num_heads + 4, head_size, dtype=dtype)
+    query, keys, values = wide[:, :num_heads], wide[:, num_heads : num_heads + 2], wide[:, num_heads + 2 :]
+    cache = torch.full((5, 2, block_size, 2, head_size), float("nan"), dtype=dtype)
+    got = kernels.rotary_and_cache(positions, query, keys, values, table, cache, slots)
 
-    for x, got in zip((query, key), kernels.rotary_embedding(positions, query, key, table), strict=True):
-        wide = double(x)
-        pairs = (wide[..., :half] + 1j * wide[..., half : 2 * half]) * turned
-        expected = np.concatenate([pairs.real, pairs.imag, wide[..., 2 * half :]], axis=-1)
-        np.testing.assert_allclose(double(got), expected, rtol=RELATIVE[dtype], atol=4 * RELATIVE[dtype])
+    turned = np.exp(1j * angles[positions.numpy()])[:, None, :]
+    pairs = (double(query)[..., :half] + 1j * double(query)[..., half : 2 * half]) * turned
+    expected = np.concatenate([pairs.real, pairs.imag, double(query)[..., 2 * half :]], axis=-1)
+    np.testing.assert_allclose(double(got), expected, rtol=RELATIVE[dtype], atol=4 * RELATIVE[dtype])
+
+    # A key is turned as a query is, bit for bit, and written as it is without rotary embedding.
+    other = torch.full_like(cache, float("nan"))
+    rotated = kernels.rotary_and_cache(positions, keys, keys, values, table, other.clone(), slots)
+    kernels.reshape_and_cache(rotated, values, other, slots)
+    assert torch.equal(cache.nan_to_num(9.0), other.nan_to_num(9.0))
 
 
 def test_control_the_tolerance_tells_a_wrong_epsilon() -> None:

@@ -7,33 +7,7 @@ from octavo import _native
 from octavo.kernels.attention_metadata import AttentionMetadata
 from octavo.kernels.native.tensors import TYPES, check, empty, rows_of
 
-__all__ = ["paged_attention", "reshape_and_cache", "rotary_and_cache", "rotary_embedding"]
-
-
-def rotary_embedding(positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
-    positions = positions.contiguous()
-    check(torch.int64, (query.shape[0],), positions=positions)
-    check(torch.float32, None, cos_sin=cos_sin)
-    return _rotated(positions, query, cos_sin), _rotated(positions, key, cos_sin)
-
-
-def _rotated(positions: Tensor, x: Tensor, cos_sin: Tensor) -> Tensor:
-    x = rows_of(x)
-    out = empty(*x.shape, dtype=x.dtype)
-    _native.rotary(
-        TYPES[x.dtype],
-        positions.data_ptr(),
-        x.data_ptr(),
-        x.stride(0),
-        cos_sin.data_ptr(),
-        out.data_ptr(),
-        x.shape[0],
-        x.shape[1],
-        x.shape[2],
-        cos_sin.shape[1],
-        cos_sin.shape[0],
-    )
-    return out
+__all__ = ["paged_attention", "reshape_and_cache", "rotary_and_cache"]
 
 
 def rotary_and_cache(
@@ -45,9 +19,39 @@ def rotary_and_cache(
     kv_cache: Tensor,
     slot_mapping: Tensor,
 ) -> Tensor:
-    query, key = rotary_embedding(positions, query, key, cos_sin)
-    reshape_and_cache(key, value, kv_cache, slot_mapping)
-    return query
+    query, key, value = rows_of(query), rows_of(key), rows_of(value)
+    positions, slots = positions.contiguous(), slot_mapping.contiguous()
+    num_rows, num_heads, head_size = query.shape
+    num_blocks, _, block_size, num_kv_heads, _ = kv_cache.shape
+    check(torch.int64, (num_rows,), positions=positions, slot_mapping=slots)
+    check(torch.float32, None, cos_sin=cos_sin)
+    check(kv_cache.dtype, None, kv_cache=kv_cache)
+    _check_heads(kv_cache, num_rows, num_heads, query=query)
+    _check_heads(kv_cache, num_rows, num_kv_heads, key=key, value=value)
+    out = empty(*query.shape, dtype=query.dtype)
+    _native.rotary_kv(
+        TYPES[kv_cache.dtype],
+        kv_cache.data_ptr(),
+        num_blocks,
+        block_size,
+        num_kv_heads,
+        head_size,
+        positions.data_ptr(),
+        query.data_ptr(),
+        query.stride(0),
+        key.data_ptr(),
+        key.stride(0),
+        value.data_ptr(),
+        value.stride(0),
+        cos_sin.data_ptr(),
+        slots.data_ptr(),
+        out.data_ptr(),
+        num_rows,
+        num_heads,
+        cos_sin.shape[1],
+        cos_sin.shape[0],
+    )
+    return out
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -55,7 +59,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping
     num_blocks, _, block_size, num_kv_heads, head_size = kv_cache.shape
     check(torch.int64, (key.shape[0],), slot_mapping=slots)
     check(kv_cache.dtype, None, kv_cache=kv_cache)
-    _check_heads(kv_cache, (num_kv_heads, head_size), key=key, value=value)
+    _check_heads(kv_cache, key.shape[0], num_kv_heads, key=key, value=value)
     _native.store_kv(
         TYPES[kv_cache.dtype],
         kv_cache.data_ptr(),
@@ -89,7 +93,7 @@ def paged_attention(
     table = table if table.stride(1) == 1 else table.contiguous()
     wide_sinks = None if sinks is None else sinks.float().contiguous()
     check(kv_cache.dtype, None, kv_cache=kv_cache)
-    _check_heads(kv_cache, (num_heads, head_size), query=query)
+    _check_heads(kv_cache, num_rows, num_heads, query=query)
     check(torch.int32, None, query_start_loc=starts, seq_lens=lengths)
     if table.dtype != torch.int32 or not len(starts) - 1 == len(lengths) == len(table):
         raise ValueError(f"block_table is {table.dtype} {tuple(table.shape)}, expected int32 and {len(lengths)} rows")
@@ -121,9 +125,8 @@ def paged_attention(
     return out
 
 
-def _check_heads(kv_cache: Tensor, shape: tuple[int, int], **tensors: Tensor) -> None:
+def _check_heads(kv_cache: Tensor, rows: int, heads: int, **tensors: Tensor) -> None:
+    shape = (rows, heads, kv_cache.shape[4])
     for name, tensor in tensors.items():
-        if tensor.dtype != kv_cache.dtype or tensor.shape[1:] != shape:
-            raise ValueError(
-                f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {kv_cache.dtype} and heads {shape}"
-            )
+        if tensor.dtype != kv_cache.dtype or tensor.shape != shape:
+            raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {kv_cache.dtype} {shape}")

@@ -113,18 +113,19 @@ def _product(
 
 
 def embedding(token_ids: Tensor, table: Weight, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
-    table = _packed(table)
-    out = empty(token_ids.shape[0], table.shape[1], dtype=table.dtype)
-    ids = token_ids.contiguous()
+    table, ids = _packed(table), token_ids.contiguous()
+    dtype = dtype or table.dtype
+    out = empty(ids.shape[0], table.shape[1], dtype=dtype)
     check(torch.int64, None, token_ids=ids)
     _native.embedding(
         TYPES[table.dtype],
         ids.data_ptr(),
         table.data.data_ptr(),
+        scale,
+        TYPES[dtype],
         out.data_ptr(),
         ids.shape[0],
         table.shape[1],
         table.shape[0],
     )
-    scaled = out if scale == 1.0 else out.float() * scale
-    return scaled.to(dtype or out.dtype)
+    return out

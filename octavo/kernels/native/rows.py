@@ -1,11 +1,13 @@
-"""Row-wise kernels: norms and activations."""
+"""Row-wise kernels: norms, activations, and rows in another type."""
+
+import math
 
 import torch
 from torch import Tensor
 
 from octavo import _native
 from octavo.kernels.activation import GeluForm
-from octavo.kernels.native.tensors import TYPES, check, empty
+from octavo.kernels.native.tensors import TYPES, check, empty, rows_of
 
 __all__ = [
     "cast",
@@ -24,71 +26,80 @@ _GELU: dict[GeluForm, int] = {"none": 1, "tanh": 2}
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    return _norm(x, None, weight, None, eps, center=False)[0].to(dtype or x.dtype)
+    return _norm(x, weight, None, eps, dtype or x.dtype)
 
 
 def rms_norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
-    return residual + rms_norm(x.float(), weight, eps)
-
-
-def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype)
+    return _norm(x, weight, None, eps, torch.float32, residual=residual)
 
 
 def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, multiplier: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    return _norm(x, residual, weight, None, eps, center=False, multiplier=multiplier)
+    total = torch.add(residual, x, alpha=multiplier)
+    return rms_norm(total, weight, eps, x.dtype), total
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    return _norm(x, None, weight, bias, eps, center=True)[0].to(dtype or x.dtype)
+    return _norm(x, weight, bias, eps, dtype or x.dtype, center=True)
 
 
 def fused_add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    return _norm(x, residual, weight, bias, eps, center=True)
+    total = residual + x
+    return layer_norm(total, weight, bias, eps, x.dtype), total
 
 
 def _norm(
     x: Tensor,
-    residual: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     eps: float,
+    dtype: torch.dtype,
     *,
-    center: bool,
-    multiplier: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """(normed, sum); without a residual the sum is x."""
+    residual: Tensor | None = None,
+    center: bool = False,
+) -> Tensor:
     size = x.shape[-1]
-    # A weight for all rows, or one for each head.
+    # A weight for all heads of a row, or one for each.
     check(weight.dtype, (size,) if weight.ndim == 1 else tuple(x.shape[-2:]), weight=weight, bias=bias)
-    rows = x if x.ndim == 2 and x.stride(1) == 1 else x.reshape(-1, size)
-    out = empty(*x.shape, dtype=x.dtype)
-    total = x
-    if residual is not None:
-        residual, total = residual.contiguous(), empty(*x.shape, dtype=torch.float32)
-        check(torch.float32, tuple(x.shape), residual=residual)
+    check(torch.float32, tuple(x.shape), residual=residual)
+    x = rows_of(x)
+    out = empty(*x.shape, dtype=dtype)
     _native.norm(
         TYPES[x.dtype],
-        rows.data_ptr(),
-        rows.stride(0),
-        0 if residual is None else residual.data_ptr(),
-        0 if residual is None else total.data_ptr(),
-        multiplier,
+        x.data_ptr(),
+        x.stride(0),
         TYPES[weight.dtype],
         weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
-        weight.numel() // size,
+        weight.ndim > 1,
+        0 if residual is None else residual.data_ptr(),
+        TYPES[dtype],
         out.data_ptr(),
-        rows.shape[0],
+        x.shape[0],
+        math.prod(x.shape[1:-1]),
         size,
         eps,
         center,
     )
-    return out, total
+    return out
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    x = rows_of(x)
+    out = empty(*x.shape, dtype=dtype)
+    _native.cast(
+        TYPES[x.dtype],
+        x.data_ptr(),
+        x.stride(0),
+        TYPES[dtype],
+        out.data_ptr(),
+        x.shape[0],
+        math.prod(x.shape[1:]),
+    )
+    return out
 
 
 def silu_and_mul(x: Tensor) -> Tensor:

@@ -1,0 +1,45 @@
+// Rows of a packed table (the layout is drawn at Linear), scaled in float32 and rounded once.
+
+#include "kernels.hpp"
+#include "levels.hpp"
+#include "rows.hpp"
+#include "simd.hpp"
+
+namespace octavo::OCTAVO_LEVEL {
+namespace {
+
+// The next `count` channels of a row, whose own begin at `from`: pieces of Together channels, one in each line.
+template <typename T, int Together>
+OCTAVO_INLINE f32x16 gathered(const T* from, int count) {
+  T found[kLanes] = {};
+  for (int i = 0; i < count; ++i) found[i] = from[i / Together * kLanes * Together + i % Together];
+  return load(found);
+}
+
+template <typename T, int Together, typename Out>
+void embed_row(const Embedding& call, int64_t row) {
+  const int64_t block_size = (call.size + Together - 1) / Together * Together * kLanes;
+  const T* from =
+      static_cast<const T*>(call.weight) + call.ids[row] / kLanes * block_size + call.ids[row] % kLanes * Together;
+  Out* out = static_cast<Out*>(call.out) + row * call.size;
+  by_vectors(call.size, [&](int64_t i, auto lanes) {
+    store(out + i, gathered<T, Together>(from + i * kLanes, lanes) * call.scale, lanes);
+  });
+}
+
+template <typename T, int Together>
+void embed_rows(const Embedding& call) {
+  by_rows(call.rows, call.size, [&](int64_t row) {
+    if (call.out_type == Type::f32) embed_row<T, Together, float>(call, row);
+    else embed_row<T, Together, bf16>(call, row);
+  });
+}
+
+}  // namespace
+
+void embedding(const Embedding& call) {
+  if (call.type == Type::bf16) embed_rows<bf16, 2>(call);
+  else embed_rows<float, 1>(call);
+}
+
+}  // namespace octavo::OCTAVO_LEVEL

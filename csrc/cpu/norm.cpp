@@ -1,0 +1,71 @@
+// RMSNorm and LayerNorm of rows, or of each head of a row: in float32, rounded once.
+
+#include <cmath>
+
+#include "kernels.hpp"
+#include "levels.hpp"
+#include "rows.hpp"
+#include "simd.hpp"
+
+namespace octavo::OCTAVO_LEVEL {
+namespace {
+
+// Lanes beyond the row hold zero; here they stay zero when the mean is taken off.
+OCTAVO_INLINE f32x16 centered(f32x16 value, float mean, Whole) { return value - mean; }
+OCTAVO_INLINE f32x16 centered(f32x16 value, float mean, int count) {
+  for (int lane = 0; lane < count; ++lane) value[lane] -= mean;
+  return value;
+}
+
+// `addend`: of the result, in float32, or null.
+template <typename X, typename W, typename Out>
+void norm_head(const Norm& call, const X* x, const W* weight, const W* bias, const float* addend, Out* out) {
+  const float size = static_cast<float>(call.size);
+  f32x16 values = {};
+  float mean = 0.0f;
+  if (call.center) {
+    by_vectors(call.size, [&](int64_t i, auto lanes) { values = values + load(x + i, lanes); });
+    mean = sum(values) / size;
+  }
+  f32x16 squares = {};
+  by_vectors(call.size, [&](int64_t i, auto lanes) {
+    const f32x16 value = centered(load(x + i, lanes), mean, lanes);
+    squares = squares + value * value;
+  });
+  const float scale = 1.0f / std::sqrt(sum(squares) / size + call.eps);
+  by_vectors(call.size, [&](int64_t i, auto lanes) {
+    f32x16 normed = centered(load(x + i, lanes), mean, lanes) * scale * load(weight + i, lanes);
+    if (bias != nullptr) normed = normed + load(bias + i, lanes);
+    if (addend != nullptr) normed = normed + load(addend + i, lanes);
+    store(out + i, normed, lanes);
+  });
+}
+
+template <typename X, typename W, typename Out>
+void norm_row(const Norm& call, int64_t row) {
+  const int64_t first = row * call.heads * call.size;
+  for (int64_t head = 0; head < call.heads; ++head) {
+    const int64_t at = head * call.size, own = call.head_weights ? at : 0;
+    norm_head(call, static_cast<const X*>(call.x) + row * call.x_stride + at, static_cast<const W*>(call.weight) + own,
+              call.bias == nullptr ? nullptr : static_cast<const W*>(call.bias) + own,
+              call.residual == nullptr ? nullptr : call.residual + first + at, static_cast<Out*>(call.out) + first + at);
+  }
+}
+
+template <typename X, typename W>
+void norm_rows(const Norm& call) {
+  by_rows(call.rows, call.heads * call.size, [&](int64_t row) {
+    if (call.out_type == Type::f32) norm_row<X, W, float>(call, row);
+    else norm_row<X, W, bf16>(call, row);
+  });
+}
+
+}  // namespace
+
+void norm(const Norm& call) {
+  const bool wide = call.weight_type == Type::f32;
+  if (call.type == Type::f32) (wide ? norm_rows<float, float> : norm_rows<float, bf16>)(call);
+  else (wide ? norm_rows<bf16, float> : norm_rows<bf16, bf16>)(call);
+}
+
+}  // namespace octavo::OCTAVO_LEVEL
