@@ -112,9 +112,9 @@ NB_MODULE(_native, m) {
     run<Cast>(&Kernels::cast, {static_cast<Type>(type), at<void>(x), x_stride, static_cast<Type>(out_type),
                                at<void>(out), rows, size});
   });
-  m.def("activation", [](int type, int function, bool gated, Address x, Address out, int64_t rows, int64_t size) {
-    run<Activation>(&Kernels::activation, {static_cast<Type>(type), static_cast<Function>(function), gated,
-                                           at<void>(x), at<void>(out), rows, size});
+  m.def("activation", [](int type, int function, Address x, int64_t x_stride, Address out, int64_t rows, int64_t size) {
+    run<Activation>(&Kernels::activation, {static_cast<Type>(type), static_cast<Function>(function), at<void>(x),
+                                           x_stride, at<void>(out), rows, size});
   });
   m.def("rotary_kv", [](int type, Address cache, int64_t blocks, int64_t block_size, int64_t heads, int64_t head_size,
                         Address positions, Address query, int64_t query_stride, Address key, int64_t key_stride,

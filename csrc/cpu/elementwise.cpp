@@ -11,12 +11,9 @@ namespace {
 
 template <typename T, Function F>
 void activation_row(const Activation& call, int64_t row) {
-  const T* x = static_cast<const T*>(call.x) + row * call.size * (call.gated ? 2 : 1);
+  const T* x = static_cast<const T*>(call.x) + row * call.x_stride;
   T* out = static_cast<T*>(call.out) + row * call.size;
-  by_vectors(call.size, [&](int64_t i, auto lanes) {
-    const f32x16 value = function<F>(load(x + i, lanes));
-    store(out + i, call.gated ? value * load(x + call.size + i, lanes) : value, lanes);
-  });
+  by_vectors(call.size, [&](int64_t i, auto lanes) { store(out + i, function<F>(load(x + i, lanes)), lanes); });
 }
 
 template <Function F>

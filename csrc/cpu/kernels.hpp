@@ -73,13 +73,13 @@ struct Cast {
   int64_t rows, size;
 };
 
-// The function of x, or where x is gated, of its first half, times the second.
+// The function of x.
 struct Activation {
   Type type;
   Function function;
-  bool gated;
-  const void* x;  // [rows, size], or [rows, 2 * size]: gate, up
-  void* out;      // [rows, size]
+  const void* x;     // [rows, size]
+  int64_t x_stride;  // elements from row to row
+  void* out;         // [rows, size]
   int64_t rows, size;
 };
 

@@ -1,23 +1,14 @@
 """Ops. An op is its torch definition; which provider computes it is chosen once, before a model is loaded."""
 
-from octavo.kernels.activation import GateForm, GeluForm, gelu, gelu_and_mul, silu_and_mul
+from octavo.kernels.activation import GateForm, GeluForm, gelu
 from octavo.kernels.attention_metadata import AttentionMetadata, RowGroup
 from octavo.kernels.embedding import embedding
 from octavo.kernels.linear import gated_linear, linear, linear_add
 from octavo.kernels.logits import logits
-from octavo.kernels.normalization import (
-    add_to_residual,
-    cast,
-    fused_add_layer_norm,
-    fused_add_rms_norm,
-    layer_norm,
-    rms_norm,
-    rms_norm_add,
-)
+from octavo.kernels.normalization import cast, layer_norm, rms_norm, rms_norm_add
 from octavo.kernels.op import OPS, PROVIDERS, Op, Provider, chosen_provider, describe, kernel_set, op, select
 from octavo.kernels.packed_weight import PackedWeight, Weight, empty_weight, fill_rows, pack_weight
 from octavo.kernels.paged_attention import paged_attention, reshape_and_cache, rotary_and_cache
-from octavo.kernels.rotary import rotary_embedding
 
 __all__ = [
     "OPS",
@@ -30,18 +21,14 @@ __all__ = [
     "Provider",
     "RowGroup",
     "Weight",
-    "add_to_residual",
     "cast",
     "chosen_provider",
     "describe",
     "embedding",
     "empty_weight",
     "fill_rows",
-    "fused_add_layer_norm",
-    "fused_add_rms_norm",
     "gated_linear",
     "gelu",
-    "gelu_and_mul",
     "kernel_set",
     "layer_norm",
     "linear",
@@ -54,7 +41,5 @@ __all__ = [
     "rms_norm",
     "rms_norm_add",
     "rotary_and_cache",
-    "rotary_embedding",
     "select",
-    "silu_and_mul",
 ]

@@ -7,26 +7,12 @@ from torch import Tensor
 
 from octavo.kernels.op import op
 
-__all__ = ["GateForm", "GeluForm", "gate", "gelu", "gelu_and_mul", "silu_and_mul"]
+__all__ = ["GateForm", "GeluForm", "gate", "gelu"]
 
 # The error function itself ("none": no approximation), or its approximation by tanh.
 GeluForm = Literal["none", "tanh"]
 # Activations of the gate of a gated MLP.
 GateForm = Literal["silu", "gelu", "gelu_tanh"]
-
-
-@op
-def silu_and_mul(x: Tensor) -> Tensor:
-    """``silu(gate) * up``. x: [rows, 2 × size], gate first, then up → [rows, size]."""
-    gate, up = x.float().chunk(2, dim=-1)
-    return (torch.nn.functional.silu(gate) * up).to(x.dtype)
-
-
-@op
-def gelu_and_mul(x: Tensor, approximate: GeluForm) -> Tensor:
-    """``gelu(gate) * up``. x: [rows, 2 × size], gate first, then up → [rows, size]."""
-    gate, up = x.float().chunk(2, dim=-1)
-    return (torch.nn.functional.gelu(gate, approximate=approximate) * up).to(x.dtype)
 
 
 @op
@@ -37,6 +23,9 @@ def gelu(x: Tensor, approximate: GeluForm) -> Tensor:
 
 def gate(x: Tensor, activation: GateForm) -> Tensor:
     """``activation(gate) * up`` by its definition. x: [rows, 2 × size], gate first, then up → [rows, size]."""
+    gates, up = x.float().chunk(2, dim=-1)
     if activation == "silu":
-        return silu_and_mul.definition(x)
-    return gelu_and_mul.definition(x, "tanh" if activation == "gelu_tanh" else "none")
+        gates = torch.nn.functional.silu(gates)
+    else:
+        gates = torch.nn.functional.gelu(gates, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return (gates * up).to(x.dtype)

@@ -36,7 +36,7 @@ def rotary_and_cache(
 ) -> Tensor:
     """Rotates query and key as ``rotary_embedding`` does, writes the key and the value to their slots, and returns the
     query. Shapes are those of ``rotary_embedding`` and ``reshape_and_cache``."""
-    query, key = rotary_embedding.definition(positions, query, key, cos_sin)
+    query, key = rotary_embedding(positions, query, key, cos_sin)
     reshape_and_cache.definition(key, value, kv_cache, slot_mapping)
     return query
 

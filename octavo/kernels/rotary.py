@@ -1,14 +1,11 @@
-"""Rotary position embedding from a table of cosines and sines."""
+"""Rotary position embedding from a table of cosines and sines: a part of the definition of ``rotary_and_cache``."""
 
 import torch
 from torch import Tensor
 
-from octavo.kernels.op import op
-
 __all__ = ["rotary_embedding"]
 
 
-@op
 def rotary_embedding(positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotates channel i together with channel i + rotary_dim/2, in float32, rounded once.
 

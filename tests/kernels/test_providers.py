@@ -19,9 +19,9 @@ def torch_again() -> Iterator[None]:
 
 @pytest.fixture
 def doubling_provider(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A provider with an implementation of silu_and_mul only, and a wrong one."""
+    """A provider with an implementation of gelu only, and a wrong one."""
     module = ModuleType("doubling_provider")
-    doubled = {"silu_and_mul": lambda x: 2 * kernels.OPS["silu_and_mul"].definition(x)}
+    doubled = {"gelu": lambda *args: 2 * kernels.OPS["gelu"].definition(*args)}
     provider = kernels.Provider(name="doubling", kernel_set="doubling-2", implementations=doubled)
     module.make = lambda: provider  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "doubling_provider", module)
@@ -38,13 +38,13 @@ def test_the_torch_provider_runs_every_definition() -> None:
 
 def test_a_provider_replaces_what_it_has_and_the_table_says_so(doubling_provider: str) -> None:
     x = torch.randn(2, 6)
-    defined = kernels.silu_and_mul(x)
+    defined = kernels.gelu(x, "none")
     kernels.select(doubling_provider)
     assert kernels.kernel_set() == "doubling-2"
-    assert torch.equal(kernels.silu_and_mul(x), 2 * defined)
+    assert torch.equal(kernels.gelu(x, "none"), 2 * defined)
     assert torch.equal(kernels.rms_norm(x, torch.ones(6), 1e-5), kernels.rms_norm.definition(x, torch.ones(6), 1e-5))
-    others = ", ".join(sorted(set(kernels.OPS) - {"silu_and_mul"}))
-    assert kernels.describe() == f"doubling-2: silu_and_mul; torch: {others}"
+    others = ", ".join(sorted(set(kernels.OPS) - {"gelu"}))
+    assert kernels.describe() == f"doubling-2: gelu; torch: {others}"
 
 
 def test_an_unknown_provider_is_refused_and_changes_nothing() -> None:

@@ -9,19 +9,9 @@ from octavo import _native
 from octavo.kernels.activation import GeluForm
 from octavo.kernels.native.tensors import TYPES, check, empty, rows_of
 
-__all__ = [
-    "cast",
-    "fused_add_layer_norm",
-    "fused_add_rms_norm",
-    "gelu",
-    "gelu_and_mul",
-    "layer_norm",
-    "rms_norm",
-    "rms_norm_add",
-    "silu_and_mul",
-]
+__all__ = ["cast", "gelu", "layer_norm", "rms_norm", "rms_norm_add"]
 
-_SILU = 0
+# The library's names of functions.
 _GELU: dict[GeluForm, int] = {"none": 1, "tanh": 2}
 
 
@@ -33,22 +23,8 @@ def rms_norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Ten
     return _norm(x, weight, None, eps, torch.float32, residual=residual)
 
 
-def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, multiplier: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    total = torch.add(residual, x, alpha=multiplier)
-    return rms_norm(total, weight, eps, x.dtype), total
-
-
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     return _norm(x, weight, bias, eps, dtype or x.dtype, center=True)
-
-
-def fused_add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    total = residual + x
-    return layer_norm(total, weight, bias, eps, x.dtype), total
 
 
 def _norm(
@@ -102,25 +78,9 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    return _activation(x, _SILU, gated=True)
-
-
-def gelu_and_mul(x: Tensor, approximate: GeluForm = "none") -> Tensor:
-    return _activation(x, _GELU[approximate], gated=True)
-
-
 def gelu(x: Tensor, approximate: GeluForm = "none") -> Tensor:
-    return _activation(x, _GELU[approximate], gated=False)
-
-
-def _activation(x: Tensor, function: int, *, gated: bool) -> Tensor:
-    x = x.contiguous()
+    x = rows_of(x)
     rows, size = x.shape
-    if gated:
-        if size % 2:
-            raise ValueError(f"a gate and an up projection are two halves, got {size} channels")
-        size //= 2
     out = empty(rows, size, dtype=x.dtype)
-    _native.activation(TYPES[x.dtype], function, gated, x.data_ptr(), out.data_ptr(), rows, size)
+    _native.activation(TYPES[x.dtype], _GELU[approximate], x.data_ptr(), x.stride(0), out.data_ptr(), rows, size)
     return out
