@@ -19,8 +19,7 @@ namespace octavo::OCTAVO_LEVEL {
 namespace {
 
 constexpr int64_t kChunk = 8192;
-// Top-p looks among about so many most likely tokens first, then among more, and at the whole vocabulary only where they
-// don't suffice.
+// Top-p looks among about so many most likely tokens first.
 constexpr int64_t kFirstLook = 256;
 
 OCTAVO_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -158,14 +157,18 @@ class Candidates {
  public:
   // Those that reach `bound`.
   Candidates(const Batch& batch, const Source& source, float bound)
-      : most_(most_from(source.maxima, batch.num_maxima, bound)), logits_(most_), weights_(most_), ids_(most_) {
+      : bound_(bound),
+        best_(source.best),
+        most_(most_from(source.maxima, batch.num_maxima, bound)),
+        logits_(most_),
+        weights_(most_),
+        ids_(most_) {
     visit_from(source.logits, source.maxima, batch.call.vocabulary, bound, [&](int64_t id, float logit) {
       logits_[count_] = logit;
       ids_[count_++] = id;
     });
     size_ = (count_ + kLanes - 1) / kLanes * kLanes;
     for (int64_t i = count_; i < size_; ++i) logits_[i] = kLowest;
-    best_ = source.best;
   }
 
   void weigh(double per_temperature) {
@@ -185,7 +188,8 @@ class Candidates {
 
   // Keeps `wanted`: the most likely, of equal ones those of lower ids.
   void keep(int64_t wanted) {
-    const float bound = highest_bound(best_, [&](float at) {
+    if (wanted >= count_) return;
+    const float bound = highest_bound(bound_, best_, [&](float at) {
       return count_from(logits_.data(), size_, at) >= wanted ? Verdict::low_enough : Verdict::too_high;
     });
     for (int64_t i = 0; i < count_; ++i) wanted -= logits_[i] > bound;
@@ -196,7 +200,7 @@ class Candidates {
   void keep_weight(double wanted) {
     const auto weight_at = [&](float at) { return weight_from(logits_.data(), weights_.data(), size_, at); };
     const float bound = highest_bound(
-        best_, [&](float at) { return weight_at(at) >= wanted ? Verdict::low_enough : Verdict::too_high; });
+        bound_, best_, [&](float at) { return weight_at(at) >= wanted ? Verdict::low_enough : Verdict::too_high; });
     double held = bound == best_ ? 0.0 : weight_at(of_key(int64_t{key_of(bound)} + 1));
     keep_ties(bound, [&](int64_t i) {
       const bool short_of_it = held < wanted;
@@ -229,8 +233,8 @@ class Candidates {
       if (logits_[i] < bound || (logits_[i] == bound && !admit(i))) drop(i);
   }
 
+  float bound_, best_;
   int64_t most_, count_ = 0, size_ = 0;
-  float best_ = kLowest;
   Buffer<float> logits_;
   Buffer<double> weights_;
   Buffer<int64_t> ids_;
@@ -260,17 +264,16 @@ int64_t draw_filtered(const Batch& batch, int64_t row, double share) {
   if (batch.top_k(row) < call.vocabulary)
     bound = bound_of(source.maxima, batch.num_maxima, source.best, batch.top_k(row));
   if (call.min_p[row] > 0.0) {
-    // A little lower than where the weight is min_p: what is in between is looked at in double.
-    const double below = call.temperature[row] * ::log(call.min_p[row]), best = source.best;
-    const float reached = static_cast<float>(best + below - 1e-6 * (::fabs(best) + ::fabs(below)));
+    const float reached = bound_below(source.best, call.temperature[row] * ::log(call.min_p[row]));
     bound = reached > bound ? reached : bound;
   }
   if (!batch.weighs_all(row)) return draw_among(batch, row, bound, share);
-  for (int64_t wanted : {kFirstLook, batch.num_maxima / 2}) {
-    bound = bound_of(source.maxima, batch.num_maxima, source.best, wanted);
-    const int64_t token = draw_among(batch, row, bound, share);
-    if (token >= 0) return token;
-  }
+  const float first = bound_of(source.maxima, batch.num_maxima, source.best, kFirstLook);
+  if (const int64_t token = draw_among(batch, row, first, share); token >= 0) return token;
+  const double wanted = in_order(&batch.weights[row * batch.chunks], batch.chunks) * call.top_p[row];
+  Buffer<float> room(batch.num_maxima * kLanes);
+  bound = bound_of_weight(source.logits, call.vocabulary, source.best, call.temperature[row], wanted, room.data());
+  if (const int64_t token = draw_among(batch, row, bound, share); token >= 0) return token;
   return draw_among(batch, row, kLowest, share);
 }
 

@@ -13,7 +13,7 @@ namespace octavo {
 //   penalty_ids    │ a  b  c  │    │ d  e  f  g  │
 struct Changes {
   int64_t count;
-  const int64_t* rows;  // ascending
+  const int64_t* rows;
   const bool* ready;    // the copy is there already, and changed (custom processors)
   float* copies;        // [count, vocabulary]
   const int64_t *penalty_start, *penalty_ids, *penalty_counts;  // counts: how often an id has been generated

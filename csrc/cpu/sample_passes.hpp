@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <cstring>
+
+#include <math.h>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -140,21 +142,30 @@ OCTAVO_INLINE double sum_weights(const float* logits, int64_t count, double best
   return sum_lanes(low + high);
 }
 
-// The same at temperature 1, in single precision but for the sum of the groups: for logprobs, which are single.
-OCTAVO_INLINE double sum_exponentials(const float* logits, int64_t count, float best) {
+// The sum of value_of(index, sixteen floats): groups in single precision, then in double.
+template <typename Value>
+OCTAVO_INLINE double sum_groups(const float* at, int64_t count, const Value& value_of) {
   f64x8 low = {}, high = {};
   for (int64_t group = 0; group < count; group += kGroup) {
     f32x16 sum = {};
-    by_sixteens(logits + group, count - group < kGroup ? count - group : kGroup, [&](int64_t, const float* sixteen) {
-      const f32x16 value = load(sixteen);
-      sum = sum + exp(select(value == splat(best), f32x16{}, value - best));
-    });
+    by_sixteens(at + group, count - group < kGroup ? count - group : kGroup,
+                [&](int64_t i, const float* sixteen) { sum = sum + value_of(group + i, load(sixteen)); });
     f32x8 halves[2];
     std::memcpy(halves, &sum, sizeof halves);
     low = low + __builtin_convertvector(halves[0], f64x8);
     high = high + __builtin_convertvector(halves[1], f64x8);
   }
   return sum_lanes(low + high);
+}
+
+// The weights in single precision.
+OCTAVO_INLINE f32x16 rough_weights(f32x16 logits, float best, float per_temperature) {
+  return exp(select(logits == splat(best), f32x16{}, (logits - best) * per_temperature));
+}
+
+// Sum of e^(logit - best): for logprobs, which are single.
+OCTAVO_INLINE double sum_exponentials(const float* logits, int64_t count, float best) {
+  return sum_groups(logits, count, [&](int64_t, f32x16 value) { return rough_weights(value, best, 1.0f); });
 }
 
 // How many are at least `bound`. `values`: whole vectors.
@@ -193,10 +204,10 @@ OCTAVO_INLINE float of_key(int64_t key) {
 
 enum class Verdict { low_enough, too_high, found };
 
-// The largest bound up to `best` that is low enough, or the first one that is found good; -inf is taken to be low enough.
+// The largest bound from `low` to `best` that is low enough, or the first that is found good. `low` is low enough.
 template <typename Judge>
-OCTAVO_INLINE float highest_bound(float best, const Judge& judge) {
-  int64_t low_enough = key_of(kLowest), too_high = int64_t{key_of(best)} + 1;
+OCTAVO_INLINE float highest_bound(float low, float best, const Judge& judge) {
+  int64_t low_enough = key_of(low), too_high = int64_t{key_of(best)} + 1;
   while (too_high - low_enough > 1) {
     const int64_t middle = low_enough + (too_high - low_enough) / 2;
     const Verdict verdict = judge(of_key(middle));
@@ -209,10 +220,35 @@ OCTAVO_INLINE float highest_bound(float best, const Judge& judge) {
 // A bound that at least `wanted` logits reach, and not many more.
 OCTAVO_INLINE float bound_of(const float* maxima, int64_t size, float best, int64_t wanted) {
   if (wanted > size) return kLowest;
-  return highest_bound(best, [&](float bound) {
+  return highest_bound(kLowest, best, [&](float bound) {
     const int64_t count = count_from(maxima, size, bound);
     return count < wanted ? Verdict::too_high : count > 2 * wanted ? Verdict::low_enough : Verdict::found;
   });
+}
+
+// A bound so much below the best, and a little lower, for what was rounded. (below: negative.)
+OCTAVO_INLINE float bound_below(double best, double below) {
+  const double bound = best + below - 1e-6 * (::fabs(best) + ::fabs(below));
+  return bound > -3.4e38 ? static_cast<float>(bound) : kLowest;  // NaN where the best is infinite
+}
+
+// A bound that logits of at least so much weight reach, and of not much more. Their rough weights go to `room`, [count]
+// and the rest of a vector.
+OCTAVO_INLINE float bound_of_weight(const float* logits, int64_t count, float best, double temperature, double wanted,
+                                    float* room) {
+  const float per_temperature = static_cast<float>(1.0 / temperature);
+  by_sixteens(logits, count, [&](int64_t i, const float* sixteen) {
+    store(room + i, rough_weights(load(sixteen), best, per_temperature));
+  });
+  const double enough = wanted * (1.0 + 1e-5);
+  const float least = highest_bound(0.0f, 1.0f, [&](float bound) {
+    const double weight = sum_groups(room, (count + kLanes - 1) / kLanes * kLanes, [&](int64_t, f32x16 weights) {
+      return select(weights >= splat(bound), weights, f32x16{});
+    });
+    return weight < enough ? Verdict::too_high : weight > 1.02 * enough ? Verdict::low_enough : Verdict::found;
+  });
+  if (!(least > 0.0f)) return kLowest;
+  return bound_below(best, temperature * (::log(static_cast<double>(least)) - 1e-4));
 }
 
 // How many logits there may be at most that reach a bound.

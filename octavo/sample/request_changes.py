@@ -5,6 +5,7 @@ preemption or a rollback it is as if nothing had happened.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ __all__ = ["RequestChanges"]
 
 _NO_IDS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 _NO_BIAS: NDArray[np.float64] = np.empty(0, dtype=np.float64)
+_NO_OUTPUT: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
 
 class RequestChanges:
@@ -53,6 +55,9 @@ class RequestChanges:
             ids = np.unique(np.array([*eos_token_ids, *params.stop_token_ids], dtype=np.int64))
             # A checkpoint may name an end of sequence that is beyond its own vocabulary: it can't be sampled anyway.
             self._ending_ids = ids[ids < vocab_size]
+        # What does not depend on the tokens is made once: before min_tokens, and from there on.
+        self._follows_tokens = self._counts is not None or self._bad_words is not None or bool(processors)
+        self._early, self._late = self._changes(self._ending_ids), self._changes(_NO_IDS)
 
     @staticmethod
     def used_by(params: SamplingParams) -> bool:
@@ -73,9 +78,19 @@ class RequestChanges:
         Args:
             token_ids: [num_tokens] prompt and output so far.
         """
+        early = len(token_ids) - num_prompt_tokens < self._params.min_tokens
+        if not self._follows_tokens:
+            return self._early if early else self._late
         output = token_ids[num_prompt_tokens:]
+        banned = self._ending_ids if early else _NO_IDS
+        if self._bad_words is not None:
+            banned = np.concatenate([banned, self._bad_words.banned(output)])
         penalties = None if self._counts is None else self._penalties(self._counts, token_ids, num_prompt_tokens)
-        banned = self._banned(output)
+        return self._changes(banned, penalties, output)
+
+    def _changes(
+        self, banned: NDArray[np.int64], penalties: Penalties | None = None, output: NDArray[np.int32] = _NO_OUTPUT
+    ) -> RowChanges | None:
         if (
             penalties is None
             and self._forbidden is None
@@ -107,10 +122,6 @@ class RequestChanges:
             presence=params.presence_penalty,
         )
 
-    def _banned(self, output: NDArray[np.int32]) -> NDArray[np.int64]:
-        ending = self._ending_ids if len(output) < self._params.min_tokens else _NO_IDS
-        return ending if self._bad_words is None else np.concatenate([ending, self._bad_words.banned(output)])
-
 
 class _TokenCounts:
     """The distinct tokens of one request, and how often each has been generated, kept up as tokens come.
@@ -119,13 +130,13 @@ class _TokenCounts:
         with_prompt: the prompt's tokens are among them.
 
     Attributes:
-        ids, counts: int64, [entries]; ids ascending.
+        ids, counts: int64, [entries]; ids ascending. Good until the next token comes.
     """
 
     def __init__(self, with_prompt: bool) -> None:
         self._with_prompt = with_prompt
         self._num_counted = 0
-        self.ids = self.counts = _NO_IDS
+        self._keep(_NO_IDS, _NO_IDS)
 
     def follow(self, token_ids: NDArray[np.int32], num_prompt_tokens: int) -> None:
         """Brings the counts up to ``token_ids``. A step adds a token or few; where tokens have been taken back,
@@ -138,17 +149,28 @@ class _TokenCounts:
         self._num_counted = len(token_ids)
 
     def _count(self, token_ids: NDArray[np.int32], num_prompt_tokens: int) -> None:
-        generated, counts = np.unique(token_ids[num_prompt_tokens:], return_counts=True)
+        generated, generated_counts = np.unique(token_ids[num_prompt_tokens:], return_counts=True)
         ids = np.unique(token_ids) if self._with_prompt else generated
-        self.counts = np.zeros(len(ids), dtype=np.int64)
-        self.counts[np.searchsorted(ids, generated)] = counts
-        self.ids = ids.astype(np.int64)
+        counts = np.zeros(len(ids), dtype=np.int64)
+        counts[np.searchsorted(ids, generated)] = generated_counts
+        self._keep(ids, counts)
+
+    def _keep(self, ids: NDArray[Any], counts: NDArray[np.int64]) -> None:
+        """With room for as many again."""
+        size = len(ids)
+        self._room = np.empty((2, 2 * size + 16), dtype=np.int64)
+        self.ids, self.counts = self._room[0, :size], self._room[1, :size]
+        self.ids[:], self.counts[:] = ids, counts
 
     def _add(self, token_id: int) -> None:
-        at = int(np.searchsorted(self.ids, token_id))
-        if at == len(self.ids) or self.ids[at] != token_id:
-            self.ids = np.insert(self.ids, at, token_id)
-            self.counts = np.insert(self.counts, at, 0)
+        size = len(self.ids)
+        at = int(self.ids.searchsorted(token_id))
+        if at == size or self.ids[at] != token_id:
+            if size == self._room.shape[1]:
+                self._keep(self.ids, self.counts)
+            self._room[:, at + 1 : size + 1] = self._room[:, at:size]
+            self._room[0, at], self._room[1, at] = token_id, 0
+            self.ids, self.counts = self._room[0, : size + 1], self._room[1, : size + 1]
         self.counts[at] += 1
 
 
