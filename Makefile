@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard csrc/cpu/*)
 INSTALL := $(BIN)/python tools/install.py
 
-.PHONY: serve test check fuzz sanitize format clean
+.PHONY: serve test check fuzz sanitize compare format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make check   linters, types, import law"
 	@echo "make fuzz    load a hundred thousand damaged checkpoints"
 	@echo "make sanitize  the native kernels' tests with every access checked"
+	@echo "make compare ARGS='--model FOLDER …'  octavo beside other engines, into docs/performance.md"
 	@echo "make format  format the code"
 
 $(BIN)/python:
@@ -48,6 +49,9 @@ fuzz: $(VENV)/.octavo-dev
 
 sanitize: $(VENV)/.octavo-dev
 	$(BIN)/python tools/sanitize.py
+
+compare: $(VENV)/.octavo
+	$(BIN)/python -m benchmarks.compare --page docs/performance.md $(ARGS)
 
 format: $(VENV)/.octavo-dev
 	$(BIN)/ruff check --fix .

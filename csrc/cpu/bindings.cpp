@@ -76,6 +76,10 @@ NB_MODULE(_native, m) {
     const Working working;
     return chosen.load()->multiply_bf16();
   });
+  m.def("multiply_f32", [] {
+    const Working working;
+    return chosen.load()->multiply_f32();
+  });
   m.def("multiply_int8", [] {
     const Working working;
     return chosen.load()->multiply_int8();

@@ -166,6 +166,7 @@ struct Kernels {
   // For measurements (roofline.cpp).
   void (*stream)(const void* data, int64_t bytes);
   int64_t (*multiply_bf16)();
+  int64_t (*multiply_f32)();
   int64_t (*multiply_int8)();
 };
 

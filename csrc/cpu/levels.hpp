@@ -20,6 +20,7 @@ void sample(const Sample& call);
 
 void stream(const void* data, int64_t bytes);
 int64_t multiply_bf16();
+int64_t multiply_f32();
 int64_t multiply_int8();
 
 }  // namespace octavo::OCTAVO_LEVEL

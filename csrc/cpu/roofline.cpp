@@ -21,10 +21,26 @@ namespace {
 // What a measurement computes must be used, or the compiler leaves it out.
 void keep(uint32_t value) { asm volatile("" : : "r"(value)); }
 
-#if !defined(__AMX_BF16__)
 constexpr int kChains = 12;  // independent sums, more than a product takes cycles
 constexpr int64_t kRounds = 1 << 20;
-#endif
+
+// Multiplies and adds a number of the type `Step` reads, 1, as the products do; returns the operations done.
+template <typename Step>
+int64_t multiply(uint32_t one) {
+  pool().run(pool().size(), [one](int64_t piece) {
+    f32x16 sum[kChains];
+    for (int i = 0; i < kChains; ++i) sum[i] = splat(static_cast<float>(i));  // equal chains would be computed once
+    const u32x16 line = u32x16{} + one;
+    uint32_t x = one + static_cast<uint32_t>(piece);
+    for (int64_t round = 0; round < kRounds; ++round) {
+      asm volatile("" : "+r"(x));  // not known at compile time
+      for (int i = 0; i < kChains; ++i) sum[i] = Step::add(sum[i], x, line);
+    }
+    for (int i = 1; i < kChains; ++i) sum[0] = sum[0] + sum[i];
+    keep(static_cast<uint32_t>(sum[0][0]));
+  });
+  return pool().size() * kRounds * kChains * kLanes * Step::kTogether * 2;
+}
 
 }  // namespace
 
@@ -48,6 +64,8 @@ void stream(const void* data, int64_t bytes) {
     keep(one);
   });
 }
+
+int64_t multiply_f32() { return multiply<SingleStep>(0x3f800000u); }
 
 #if defined(__AMX_BF16__)
 
@@ -101,21 +119,7 @@ int64_t multiply_int8() {
 
 #else
 
-// Multiplies and adds pairs of bf16 as the products do; returns the operations done.
-int64_t multiply_bf16() {
-  pool().run(pool().size(), [](int64_t piece) {
-    f32x16 sum[kChains];
-    for (int i = 0; i < kChains; ++i) sum[i] = splat(static_cast<float>(i));  // equal chains would be computed once
-    u32x16 line = u32x16{} + static_cast<uint32_t>(piece);
-    for (int64_t round = 0; round < kRounds; ++round) {
-      asm volatile("" : "+m"(line));  // not known at compile time
-      for (int i = 0; i < kChains; ++i) sum[i] = PairStep::add(sum[i], 0x3f803f80u, line);
-    }
-    for (int i = 1; i < kChains; ++i) sum[0] = sum[0] + sum[i];
-    keep(static_cast<uint32_t>(sum[0][0]));
-  });
-  return pool().size() * kRounds * kChains * kLanes * 2 * 2;
-}
+int64_t multiply_bf16() { return multiply<PairStep>(0x3f803f80u); }
 
 // The same with bytes summed in int32, where the level has such an instruction; else 0.
 int64_t multiply_int8() {

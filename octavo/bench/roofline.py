@@ -16,7 +16,8 @@ _EMBEDDINGS, _HEAD = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight"), 
 
 
 def measure_roofline(model: str, dtype: str = "bfloat16") -> dict[str, Any]:
-    """Bandwidth in GB/s, products in GFLOP/s (int8: GOP/s; 0 where the level has no such instruction)."""
+    """Bandwidth in GB/s, products in GFLOP/s (int8: GOP/s; 0 where the level has no such instruction). Of bfloat16
+    weights the faster of ``bf16`` and ``f32`` is the limit: bfloat16 widens to float32 without loss."""
     from octavo import kernels
 
     provider = current_platform().kernel_provider
@@ -32,6 +33,7 @@ def measure_roofline(model: str, dtype: str = "bfloat16") -> dict[str, Any]:
         "buffer_bytes": num_bytes,
         "bandwidth_gb_s": limits.measure_bandwidth(num_bytes) / 1e9,
         "bf16_gflop_s": limits.measure_bf16() / 1e9,
+        "f32_gflop_s": limits.measure_f32() / 1e9,
         "int8_gop_s": limits.measure_int8() / 1e9,
         "kernels": kernels.kernel_set(),
         "threads": current_platform().facts().num_threads,

@@ -3,11 +3,10 @@
 import time
 from collections.abc import Callable
 
-import torch
-
 from octavo import _native
+from octavo.kernels.native.memory import weight_memory
 
-__all__ = ["kernel_seconds", "measure_bandwidth", "measure_bf16", "measure_int8"]
+__all__ = ["kernel_seconds", "measure_bandwidth", "measure_bf16", "measure_f32", "measure_int8"]
 
 _RUNS = 9
 
@@ -18,14 +17,20 @@ def kernel_seconds() -> float:
 
 
 def measure_bandwidth(num_bytes: int) -> float:
-    """Bytes a second at which a buffer of ``num_bytes`` (whole pages) is read: the best of several runs."""
-    buffer = torch.ones(num_bytes, dtype=torch.uint8)
+    """Bytes a second at which a buffer of ``num_bytes`` (whole pages) is read, from memory like that of packed
+    weights: the best of several runs."""
+    buffer = weight_memory(num_bytes).fill_(1)
     return num_bytes / min(_seconds(lambda: _native.stream(buffer.data_ptr(), num_bytes)) for _ in range(_RUNS))
 
 
 def measure_bf16() -> float:
     """Operations a second (a product and a sum are two) of the bfloat16 products that the kernels use."""
     return _rate(_native.multiply_bf16)
+
+
+def measure_f32() -> float:
+    """The same for products of floats; where pairs of bfloat16 are slower, the kernels may widen them."""
+    return _rate(_native.multiply_f32)
 
 
 def measure_int8() -> float:

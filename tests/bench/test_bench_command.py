@@ -123,6 +123,7 @@ def test_roofline(bench: Bench, short_measurements: None) -> None:
     assert 0 <= wide["buffer_bytes"] - 2 * narrow["buffer_bytes"] <= 4096  # whole pages
     assert narrow["bandwidth_gb_s"] > 0
     assert narrow["bf16_gflop_s"] > 0
+    assert narrow["f32_gflop_s"] > 0
     assert narrow["kernels"].startswith("native-")
 
 
