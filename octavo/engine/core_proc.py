@@ -4,6 +4,7 @@ Three threads: input (receive, decode), main (schedule, execute, update), output
 long as its standard input is open: end of file there means that the front end is gone, however it went.
 """
 
+import gc
 import logging
 import os
 import queue
@@ -45,10 +46,15 @@ _LINGER_MS = 2000
 
 
 class EngineCoreProc:
-    """Serves one EngineCore to the front ends named in ``launch``; ``run`` is its whole life."""
+    """Serves one EngineCore to the front ends named in ``launch``; ``run`` is its whole life.
 
-    def __init__(self, launch: EngineLaunch) -> None:
+    Args:
+        on_loaded: called once the model is there.
+    """
+
+    def __init__(self, launch: EngineLaunch, on_loaded: Callable[[], None] = lambda: None) -> None:
         self._launch = launch
+        self._on_loaded = on_loaded
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._core: EngineCore | None = None
         # None: stop. An exception: an IO thread has failed.
@@ -69,6 +75,7 @@ class EngineCoreProc:
             self._send_progress("starting", 0.0)
             core = EngineCore(self._launch.config, self._send_progress, started=self._launch.launched)
             self._core = core
+            self._on_loaded()
             self._output_queue.put((None, core.ready))
             self.run_busy_loop(core)
             self._output_queue.put((None, EngineDead("the engine core was told to stop", _EXIT_DIED)))
@@ -270,7 +277,8 @@ def main() -> NoReturn:
     launches: queue.SimpleQueue[EngineLaunch] = queue.SimpleQueue()
     # First of all, so that it works while torch is being imported.
     threading.Thread(target=_watch_life_line, args=(launches,), name="life-line", daemon=True).start()
-    proc = EngineCoreProc(launches.get())
+    # What is there when the model is loaded stays: no collection is to walk through all of torch again (200 ms).
+    proc = EngineCoreProc(launches.get(), on_loaded=gc.freeze)
     exit_code = proc.run()
     os._exit(exit_code)  # not sys.exit: nothing of an engine that has said its last words may hold the process up
 
