@@ -109,19 +109,21 @@ def _model(name: str, results: dict[str, Result]) -> str:
 
 def _engines(results: dict[str, Result]) -> list[str]:
     """Who took part, and how."""
-    columns = ["", "version", "weights", "ready after", "measured (UTC)", "bandwidth before, after"]
+    columns = ["", "version", "weights", "ready after", "measured (UTC)", "repeats", "bandwidth before, after"]
     lines = [_row(columns), _row(["---"] * len(columns))]
     for engine, title in ENGINES.items():
         result = results.get(engine)
         if result is None:
-            lines.append(_row([title, "absent: no interpreter that has it was given", "", "", "", ""]))
+            lines.append(_row([title, "absent: not measured", "", "", "", "", ""]))
             continue
         dates = sorted(case.date for case in result.cases.values())
         when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         bandwidth = ", ".join(f"{each:.1f}" for each in result.bandwidth_gb_s) + " GB/s"
         if result.busy_share > 0.05:
             bandwidth += f" (others used {result.busy_share:.0%} of the machine)"
-        lines.append(_row([title, result.version, result.settings, f"{result.ready_s:.1f} s", when, bandwidth]))
+        repeats = sorted({len(case.total_s) for case in result.cases.values()})
+        counts = "–".join(str(each) for each in dict.fromkeys([repeats[0], repeats[-1]]))
+        lines.append(_row([title, result.version, result.settings, f"{result.ready_s:.1f} s", when, counts, bandwidth]))
     return lines
 
 
@@ -169,14 +171,15 @@ def _limits(results: dict[str, Result]) -> list[str]:
                 f" octavo's one stream ({shortest.prompt} + {shortest.output} tokens) reaches **{share:.2f}** of that."
             )
         lines.append(text)
-    count = max(len(case.total_s) for result in results.values() for case in result.cases.values())
     spread = max(
         (max(rates) - min(rates)) / median(rates)
         for result in results.values()
         for case in result.cases.values()
         for rates in (case.decode_rates,)
     )
-    lines.append(f"Each figure is the median of {count}; the decode rates of one case lay at most {spread:.0%} apart.")
+    lines.append(
+        f"Each figure is the median of its repeats; the decode rates of one case lay at most {spread:.0%} apart."
+    )
     return lines
 
 

@@ -43,7 +43,7 @@ def test_a_rate_is_what_decoding_added_to_the_prompts_time_and_the_ratio_is_of_m
 
 def test_a_peer_that_was_not_measured_is_named() -> None:
     table = render([result("octavo", [3.0])])
-    assert "| vLLM | absent: no interpreter that has it was given |" in table
+    assert "| vLLM | absent: not measured |" in table
     assert "| OpenVINO GenAI | absent" in table
     assert "octavo ÷" not in table
 
