@@ -4,7 +4,7 @@
 // multiples of 256; each is reduced from a fresh state, and the results are merged in ascending order. So the bits do not
 // depend on chunks, on what was cached, on the rows beside it or on threads: a long context can be shared out among them.
 //
-//   vectors of one KV head ─┬─ tile of up to 6 ──┬─ partition 0 ─ scores → softmax → weighted values ┐
+//   vectors of one KV head ─┬─ tile of up to 12 ─┬─ partition 0 ─ scores → softmax → weighted values ┐
 //                           │                    ├─ partition 1 ─ …                                  ├─ merge
 //                           └─ …                 └─ …                                                ┘
 
@@ -14,15 +14,43 @@
 #include "kernels.hpp"
 #include "levels.hpp"
 #include "simd.hpp"
-#include "step.hpp"
 #include "thread_pool.hpp"
 
 namespace octavo::OCTAVO_LEVEL {
 namespace {
 
 constexpr int64_t kPartition = 256;
-constexpr int kTile = 6;      // query vectors that share what is read of the cache
-constexpr int kChannels = 4;  // vectors of 16 channels that are summed at a time
+constexpr int64_t kProducts = 1 << 16;  // what is less is not worth a second thread
+constexpr int64_t kChunk = 256;           // channels of a query that are widened at a time
+
+// Sums are in registers: of 32, or of 16 that hold half as much. Query vectors of a tile share what is read of the cache.
+#if defined(__AVX512F__)
+constexpr int kTile = 12;
+constexpr int keys_together(int count) { return count <= 4 ? 4 : 2; }      // groups of 16 positions
+constexpr int channels_together(int count) { return count <= 6 ? 4 : 2; }  // vectors of 16 channels
+#else
+constexpr int kTile = 6;
+constexpr int keys_together(int) { return 1; }
+constexpr int channels_together(int) { return 1; }
+#endif
+
+// Calls visit with a number of vectors, known at compile time, that is at least `count`.
+template <typename Visit>
+OCTAVO_INLINE void with_count(int64_t count, const Visit& visit) {
+  if (count <= 1) return visit(std::integral_constant<int, 1>());
+  if (count <= 2) return visit(std::integral_constant<int, 2>());
+  if (count <= 3) return visit(std::integral_constant<int, 3>());
+  if (count <= 4) return visit(std::integral_constant<int, 4>());
+  if constexpr (kTile == 6) return visit(std::integral_constant<int, 6>());
+  if (count <= 6) return visit(std::integral_constant<int, 6>());
+  if (count <= 8) return visit(std::integral_constant<int, 8>());
+  visit(std::integral_constant<int, kTile>());
+}
+
+// What a line of packed keys adds to the sums of 16 positions: one channel of float32, or a pair of bf16. Products are
+// float32 on every level: where there is a bf16 dot product, it is slower.
+template <typename T>
+constexpr int kTogether = sizeof(float) / sizeof(T);
 
 struct Tile {
   int64_t request, head;  // KV head
@@ -31,15 +59,13 @@ struct Tile {
 
 // What one partition gives for each vector of a tile, and what they are merged into.
 struct State {
-  float most[kTile];
-  float total[kTile];
+  float most[kLanes];
+  float total[kLanes];
   float* sums;  // [kTile, head_size]
 };
 
-template <typename Step>
+template <typename T>
 class TileAttention {
-  using T = typename Step::Element;
-
  public:
   TileAttention(const Attention& call, const Tile& tile)
       : call_(call), tile_(tile), size_(call.cache.head_size), shared_(call.query_heads / call.cache.heads) {
@@ -66,34 +92,65 @@ class TileAttention {
   int64_t partitions() const { return (high_ + kPartition - 1) / kPartition - first_partition(); }
 
   void clear(State& state) const {
-    std::fill_n(state.most, kTile, -__builtin_inff());
-    std::fill_n(state.total, kTile, 0.0f);
-    std::fill_n(state.sums, kTile * size_, 0.0f);
+    std::fill_n(state.most, kLanes, -__builtin_inff());
+    std::fill_n(state.total, kLanes, 0.0f);
   }
 
-  void reduce(int64_t partition, State& state) const {
+  // `keys`: room for the keys of 16 positions, where tiles are narrower.
+  void reduce(int64_t partition, State& state, T* room) const {
     clear(state);
     const int64_t low = std::max(low_, partition * kPartition) / kLanes * kLanes;
     const int64_t high = std::min(high_, (partition + 1) * kPartition);
     alignas(64) float weights[kTile][kPartition];
-    score(low, high, weights);
+    with_count(tile_.count, [&](auto count) {
+      for (int64_t channel = 0; channel < size_; channel += kChunk) score<count>(low, high, channel, weights, room);
+    });
     for (int64_t v = 0; v < tile_.count; ++v) soften(v, low, high, weights[v], state);
-    for (int64_t channel = 0; channel < size_;) channel += add_values(low, high, weights, channel, state);
+    with_count(tile_.count, [&](auto count) { add_values<count>(low, high, weights, state); });
   }
 
-  void merge(const State& part, State& whole) const {
+  void begin(State& whole) const {
+    clear(whole);
+    std::fill_n(whole.sums, kTile * size_, 0.0f);
+  }
+
+  // `part.sums` may be null: nothing to add. Never inlined: which product is fused with the sum may differ from copy to
+  // copy, and the bits are to be the same wherever partitions are merged.
+  __attribute__((noinline)) void merge(const State& part, State& whole) const {
+    const f32x16 old_most = load(whole.most), most = load(part.most);
+    const f32x16 peak = select((most > old_most) | (most != most), most, old_most);
+    const i32x16 nothing = most == -__builtin_inff();
+    const f32x16 old_share = select(nothing, splat(1.0f), exp(old_most - peak));
+    const f32x16 share = select(nothing, f32x16{}, exp(most - peak));
+    store(whole.most, peak);
+    store(whole.total, load(whole.total) * old_share + load(part.total) * share);
     for (int64_t v = 0; v < tile_.count; ++v) {
-      if (part.most[v] == -__builtin_inff()) continue;
-      merge_one(v, part.most[v], part.total[v], part.sums + v * size_, whole);
+      if (nothing[v]) continue;
+      const float kept = old_share[v], added = share[v];
+      float* to = whole.sums + v * size_;
+      if (part.sums == nullptr) {
+        by_vectors(size_, [&](int64_t i, auto lanes) { store(to + i, load(to + i, lanes) * kept, lanes); });
+        continue;
+      }
+      const float* from = part.sums + v * size_;
+      by_vectors(size_, [&](int64_t i, auto lanes) {
+        store(to + i, load(to + i, lanes) * kept + load(from + i, lanes) * added, lanes);
+      });
     }
   }
 
   void finish(State& whole) const {
+    State sinks{{}, {}, nullptr};
+    clear(sinks);
     for (int64_t v = 0; v < tile_.count; ++v) {
-      // A sink takes its share of the weight and adds no value.
-      if (sink_[v] != -__builtin_inff()) merge_one(v, sink_[v], 1.0f, nullptr, whole);
-      for (int64_t i = 0; i < size_; ++i) narrow(whole.sums[v * size_ + i] / whole.total[v], out_[v] + i);
+      sinks.most[v] = sink_[v];
+      sinks.total[v] = 1.0f;
     }
+    if (call_.sinks != nullptr) merge(sinks, whole);  // they take their share of the weight and add no value
+    for (int64_t v = 0; v < tile_.count; ++v)
+      by_vectors(size_, [&](int64_t i, auto lanes) {
+        store(out_[v] + i, load(whole.sums + v * size_ + i, lanes) / whole.total[v], lanes);
+      });
   }
 
  private:
@@ -108,35 +165,69 @@ class TileAttention {
 
   const T* value(int64_t position) const { return keys(position) + call_.cache.heads * call_.cache.block_size * size_; }
 
-  // The keys of 16 positions for one step along the channels, where tiles are narrower: put together from several.
-  // Positions that nobody looks at may have no block: their lanes stay zero.
-  u32x16 gathered(int64_t position, int64_t step) const {
-    u32x16 line = {};
+  // The keys of 16 positions put together from narrower tiles. Positions that nobody looks at may have no block: their
+  // lanes are zero.
+  void gather(int64_t position, T* room) const {
     const int64_t width = call_.cache.tile();
-    for (int64_t lane = 0; lane < kLanes && position + lane < high_; lane += width)
-      std::memcpy(reinterpret_cast<uint32_t*>(&line) + lane, keys(position + lane) + step * width * Step::kTogether,
-                  width * sizeof(uint32_t));
-    return line;
+    for (int64_t step = 0; step < size_ / kTogether<T>; ++step) {
+      uint32_t line[kLanes] = {};
+      for (int64_t lane = 0; lane < kLanes && position + lane < high_; lane += width)
+        std::memcpy(line + lane, keys(position + lane) + step * width * kTogether<T>, width * sizeof(uint32_t));
+      std::memcpy(room + step * kLanes * kTogether<T>, line, sizeof line);
+    }
   }
 
-  // weights[v][position - low]: the products of query and keys, for whole groups of 16 positions.
-  void score(int64_t low, int64_t high, float (*weights)[kPartition]) const {
-    const bool whole = call_.cache.tile() == kLanes;
-    for (int64_t position = low; position < high; position += kLanes) {
-      const T* tile = whole ? keys(position) : nullptr;
-      f32x16 sum[kTile] = {};
-      for (int64_t step = 0; step < size_ / Step::kTogether; ++step) {
-        u32x16 line;
-        if (whole) std::memcpy(&line, tile + step * kLanes * Step::kTogether, sizeof line);
-        else line = gathered(position, step);
-        for (int64_t v = 0; v < tile_.count; ++v) {
-          uint32_t x;
-          std::memcpy(&x, query_[v] + step * Step::kTogether, sizeof x);
-          sum[v] = Step::add(sum[v], x, line);
-        }
-      }
-      for (int64_t v = 0; v < tile_.count; ++v) store(weights[v] + (position - low), sum[v]);
+  // weights[v][position - low]: the products of query and keys, for whole groups of 16 positions; added to what is there
+  // where `first`, the channel from which they are taken, is not 0.
+  template <int Count>
+  void score(int64_t low, int64_t high, int64_t first, float (*weights)[kPartition], T* room) const {
+    const int64_t channels = std::min(kChunk, size_ - first);
+    alignas(64) float query[Count][kChunk];
+    for (int64_t v = 0; v < Count; ++v) {  // what is beyond the tile's vectors is computed and not used
+      const T* from = query_[std::min(v, tile_.count - 1)] + first;
+      by_vectors(channels, [&](int64_t i, auto lanes) { store(query[v] + i, load(from + i, lanes), lanes); });
     }
+    constexpr int Groups = keys_together(Count);
+    const bool whole = call_.cache.tile() == kLanes;
+    int64_t position = low;
+    for (; whole && position + (Groups - 1) * kLanes < high; position += Groups * kLanes) {
+      const T* tiles[Groups];
+      for (int64_t group = 0; group < Groups; ++group) tiles[group] = keys(position + group * kLanes) + first * kLanes;
+      score_groups<Count, Groups>(tiles, query, channels, first > 0, weights, position - low);
+    }
+    for (; position < high; position += kLanes) {
+      if (!whole) gather(position, room);
+      const T* tiles[1] = {(whole ? keys(position) : room) + first * kLanes};
+      score_groups<Count, 1>(tiles, query, channels, first > 0, weights, position - low);
+    }
+  }
+
+  template <int Count, int Groups>
+  OCTAVO_INLINE void score_groups(const T* const (&tiles)[Groups], const float (*query)[kChunk], int64_t channels,
+                                  bool more, float (*weights)[kPartition], int64_t offset) const {
+    f32x16 sum[Count][Groups] = {};
+    if (more)
+      for (int v = 0; v < Count; ++v)
+        for (int group = 0; group < Groups; ++group) sum[v][group] = load(weights[v] + offset + group * kLanes);
+    for (int64_t channel = 0; channel < channels; channel += kTogether<T>) {
+      u32x16 line[Groups];
+      for (int group = 0; group < Groups; ++group)
+        std::memcpy(&line[group], tiles[group] + channel * kLanes, sizeof line[group]);
+      if constexpr (kTogether<T> == 1) {
+        for (int v = 0; v < Count; ++v)
+          for (int group = 0; group < Groups; ++group)
+            sum[v][group] = sum[v][group] + splat(query[v][channel]) * (f32x16)line[group];
+      } else {
+        for (int v = 0; v < Count; ++v)
+          for (int group = 0; group < Groups; ++group)
+            sum[v][group] = sum[v][group] + splat(query[v][channel]) * (f32x16)(line[group] << 16);
+        for (int v = 0; v < Count; ++v)
+          for (int group = 0; group < Groups; ++group)
+            sum[v][group] = sum[v][group] + splat(query[v][channel + 1]) * (f32x16)(line[group] & 0xffff0000u);
+      }
+    }
+    for (int v = 0; v < Count; ++v)
+      for (int group = 0; group < Groups; ++group) store(weights[v] + offset + group * kLanes, sum[v][group]);
   }
 
   // Scores to weights e^(score - most), 0 where the vector may not look; their sum and the largest score.
@@ -169,69 +260,71 @@ class TileAttention {
     state.total[v] = sum(total);
   }
 
-  // Adds the weighted values of some channels; returns how many.
-  int64_t add_values(int64_t low, int64_t high, const float (*weights)[kPartition], int64_t channel, State& state) const {
-    const int64_t rest = size_ - channel;
-    if (rest < kLanes) {
-      add_last(low, high, weights, channel, static_cast<int>(rest), state);
-      return rest;
-    }
-    if (rest < kChannels * kLanes) {
-      add_some<1>(low, high, weights, channel, state);
-      return kLanes;
-    }
-    add_some<kChannels>(low, high, weights, channel, state);
-    return kChannels * kLanes;
+  // state.sums: the weighted values.
+  template <int Count>
+  void add_values(int64_t low, int64_t high, const float (*weights)[kPartition], State& state) const {
+    constexpr int Vectors = channels_together(Count);
+    int64_t channel = 0;
+    for (; channel + Vectors * kLanes <= size_; channel += Vectors * kLanes)
+      add_some<Count, Vectors>(low, high, weights, channel, state);
+    for (; channel + kLanes <= size_; channel += kLanes) add_some<Count, 1>(low, high, weights, channel, state);
+    if (channel < size_) add_last(low, high, weights, channel, static_cast<int>(size_ - channel), state);
   }
 
-  // Calls visit(position, seen) for each position that any vector looks at; seen(v): whether this one does. What it does
-  // not see it must not add, not even times zero: infinity and NaN would come through.
-  template <typename Visit>
-  OCTAVO_INLINE void by_positions(int64_t low, int64_t high, const Visit& visit) const {
+  // Calls all(position, its value) where all vectors look, and some(…) where some do. What a vector does not see it must
+  // not add, not even times zero: infinity and NaN would come through.
+  template <typename All, typename Some>
+  OCTAVO_INLINE void by_positions(int64_t low, int64_t high, const All& all, const Some& some) const {
     int64_t position = std::max(low, low_);
-    const auto some = [&](int64_t end) {
-      for (; position < end; ++position)
-        visit(position, [&](int64_t v) { return position >= begin_[v] && position < end_[v]; });
+    const auto run = [&](int64_t end, const auto& visit) {
+      while (position < end) {
+        const T* at = value(position);
+        const int64_t left = call_.cache.block_size - position % call_.cache.block_size;
+        for (const int64_t stop = std::min(end, position + left); position < stop; ++position, at += size_)
+          visit(position, at);
+      }
     };
-    some(std::min(last_begin_, high));
-    for (const int64_t end = std::min(first_end_, high); position < end; ++position)
-      visit(position, [](int64_t) { return true; });
-    some(high);
+    run(std::min(last_begin_, high), some);
+    run(std::min(first_end_, high), all);
+    run(high, some);
   }
 
-  template <int Vectors>
+  bool sees(int64_t v, int64_t position) const {
+    return v < tile_.count && position >= begin_[v] && position < end_[v];
+  }
+
+  template <int Count, int Vectors>
   void add_some(int64_t low, int64_t high, const float (*weights)[kPartition], int64_t channel, State& state) const {
-    f32x16 sum[kTile][Vectors] = {};
-    by_positions(low, high, [&](int64_t position, auto seen) {
-      const T* from = value(position) + channel;
-      f32x16 part[Vectors];
-      for (int i = 0; i < Vectors; ++i) part[i] = load(from + i * kLanes);
-      for (int64_t v = 0; v < tile_.count; ++v)
-        if (seen(v))
-          for (int i = 0; i < Vectors; ++i) sum[v][i] = sum[v][i] + weights[v][position - low] * part[i];
-    });
-    for (int64_t v = 0; v < tile_.count; ++v)
+    f32x16 sum[Count][Vectors] = {};
+    by_positions(
+        low, high,
+        [&](int64_t position, const T* at) {
+          f32x16 part[Vectors];
+          for (int i = 0; i < Vectors; ++i) part[i] = load(at + channel + i * kLanes);
+          for (int v = 0; v < Count; ++v)
+            for (int i = 0; i < Vectors; ++i) sum[v][i] = sum[v][i] + splat(weights[v][position - low]) * part[i];
+        },
+        [&](int64_t position, const T* at) {
+          for (int v = 0; v < Count; ++v)
+            if (sees(v, position))
+              for (int i = 0; i < Vectors; ++i)
+                sum[v][i] = sum[v][i] + splat(weights[v][position - low]) * load(at + channel + i * kLanes);
+        });
+    for (int v = 0; v < Count; ++v)
       for (int i = 0; i < Vectors; ++i) store(state.sums + v * size_ + channel + i * kLanes, sum[v][i]);
   }
 
+  // The last channels of heads that are not whole vectors.
   void add_last(int64_t low, int64_t high, const float (*weights)[kPartition], int64_t channel, int count,
                 State& state) const {
     f32x16 sum[kTile] = {};
-    by_positions(low, high, [&](int64_t position, auto seen) {
-      const f32x16 part = load_part(value(position) + channel, count);
+    const auto add = [&](int64_t position, const T* at) {
+      const f32x16 part = load_part(at + channel, count);
       for (int64_t v = 0; v < tile_.count; ++v)
-        if (seen(v)) sum[v] = sum[v] + weights[v][position - low] * part;
-    });
+        if (sees(v, position)) sum[v] = sum[v] + splat(weights[v][position - low]) * part;
+    };
+    by_positions(low, high, add, add);
     for (int64_t v = 0; v < tile_.count; ++v) store_part(state.sums + v * size_ + channel, sum[v], count);
-  }
-
-  void merge_one(int64_t v, float most, float total, const float* sums, State& whole) const {
-    const float peak = most > whole.most[v] || most != most ? most : whole.most[v];
-    const float old_share = exp(splat(whole.most[v] - peak))[0], new_share = exp(splat(most - peak))[0];
-    whole.most[v] = peak;
-    whole.total[v] = whole.total[v] * old_share + total * new_share;
-    float* to = whole.sums + v * size_;
-    for (int64_t i = 0; i < size_; ++i) to[i] = to[i] * old_share + (sums == nullptr ? 0.0f : sums[i] * new_share);
   }
 
   const Attention& call_;
@@ -260,20 +353,36 @@ void list_tiles(const Attention& call, Tile* tiles) {
   }
 }
 
+// What a thread needs for its tiles.
+template <typename T>
+class Room {
+ public:
+  explicit Room(int64_t size) : sums_(2 * kTile * size), keys_(kLanes * size), part{{}, {}, sums_.data()},
+                                whole{{}, {}, sums_.data() + kTile * size} {}
+  T* keys() const { return keys_.data(); }
+
+ private:
+  const Buffer<float> sums_;
+  const Buffer<T> keys_;
+
+ public:
+  State part, whole;
+};
+
 // Many tiles: each goes through its partitions by itself.
-template <typename Step>
-void whole_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count) {
-  const int64_t size = kTile * call.cache.head_size;
-  pool().run(count, [&](int64_t index) {
-    const TileAttention<Step> work(call, tiles[index]);
-    const Buffer<float> sums(2 * size);
-    State part{{}, {}, sums.data()}, whole{{}, {}, sums.data() + size};
-    work.clear(whole);
-    for (int64_t p = 0; p < work.partitions(); ++p) {
-      work.reduce(work.first_partition() + p, part);
-      work.merge(part, whole);
+template <typename T>
+void whole_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count, int64_t pieces) {
+  pool().run(pieces, [&](int64_t piece) {
+    Room<T> room(call.cache.head_size);
+    for (int64_t index = count * piece / pieces; index < count * (piece + 1) / pieces; ++index) {
+      const TileAttention<T> work(call, tiles[index]);
+      work.begin(room.whole);
+      for (int64_t p = 0; p < work.partitions(); ++p) {
+        work.reduce(work.first_partition() + p, room.part, room.keys());
+        work.merge(room.part, room.whole);
+      }
+      work.finish(room.whole);
     }
-    work.finish(whole);
   });
 }
 
@@ -282,55 +391,59 @@ struct Piece {
 };
 
 // Few tiles with long contexts: partitions are shared out, and merged when all are there.
-template <typename Step>
+template <typename T>
 void shared_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count, int64_t num_pieces) {
   const int64_t size = kTile * call.cache.head_size;
   const Buffer<Piece> pieces(num_pieces);
   const Buffer<State> parts(num_pieces);
   const Buffer<float> sums((num_pieces + 1) * size);
   for (int64_t index = 0, next = 0; index < count; ++index) {
-    const TileAttention<Step> work(call, tiles[index]);
+    const TileAttention<T> work(call, tiles[index]);
     for (int64_t p = 0; p < work.partitions(); ++p, ++next) {
       pieces[next] = {index, work.first_partition() + p};
       parts[next].sums = sums.data() + next * size;
     }
   }
   pool().run(num_pieces, [&](int64_t piece) {
-    TileAttention<Step>(call, tiles[pieces[piece].tile]).reduce(pieces[piece].partition, parts[piece]);
+    const Buffer<T> keys(call.cache.tile() == kLanes ? 0 : kLanes * call.cache.head_size);
+    TileAttention<T>(call, tiles[pieces[piece].tile]).reduce(pieces[piece].partition, parts[piece], keys.data());
   });
   State whole{{}, {}, sums.data() + num_pieces * size};
   for (int64_t index = 0, next = 0; index < count; ++index) {
-    const TileAttention<Step> work(call, tiles[index]);
-    work.clear(whole);
+    const TileAttention<T> work(call, tiles[index]);
+    work.begin(whole);
     for (; next < num_pieces && pieces[next].tile == index; ++next) work.merge(parts[next], whole);
     work.finish(whole);
   }
 }
 
-template <typename Step>
+template <typename T>
 void attend(const Attention& call) {
-  using T = typename Step::Element;
   const int64_t rows = call.query_start[call.requests], row_size = call.query_heads * call.cache.head_size;
   // Rows of no request.
   std::memset(static_cast<T*>(call.out) + rows * row_size, 0, (call.rows - rows) * row_size * sizeof(T));
-  int64_t count = 0;
-  for (int64_t request = 0; request < call.requests; ++request) count += call.cache.heads * tiles_of_head(call, request);
+  int64_t count = 0, products = 0;  // tiles, and what their vectors look at
+  for (int64_t request = 0; request < call.requests; ++request) {
+    count += call.cache.heads * tiles_of_head(call, request);
+    const int64_t own = call.query_start[request + 1] - call.query_start[request];
+    products += own * call.query_heads * call.seq_lens[request] * call.cache.head_size;
+  }
   const Buffer<Tile> tiles(count);
   list_tiles(call, tiles.data());
   const int64_t threads = pool().size();
-  if (threads > 1 && count < 4 * threads) {
+  if (threads > 1 && count < 4 * threads && products > kProducts) {
     int64_t num_pieces = 0;
-    for (int64_t index = 0; index < count; ++index) num_pieces += TileAttention<Step>(call, tiles[index]).partitions();
-    if (num_pieces > count) return shared_tiles<Step>(call, tiles, count, num_pieces);
+    for (int64_t index = 0; index < count; ++index) num_pieces += TileAttention<T>(call, tiles[index]).partitions();
+    if (num_pieces > count) return shared_tiles<T>(call, tiles, count, num_pieces);
   }
-  whole_tiles<Step>(call, tiles, count);
+  whole_tiles<T>(call, tiles, count, products > kProducts ? std::min(count, 32 * threads) : std::min<int64_t>(count, 1));
 }
 
 }  // namespace
 
 void attention(const Attention& call) {
-  if (call.cache.type == Type::bf16) attend<PairStep>(call);
-  else attend<SingleStep>(call);
+  if (call.cache.type == Type::bf16) attend<bf16>(call);
+  else attend<float>(call);
 }
 
 }  // namespace octavo::OCTAVO_LEVEL

@@ -113,10 +113,12 @@ OCTAVO_INLINE float sum(f32x16 value) {
 
 // NaN where there is one.
 OCTAVO_INLINE float max_lane(f32x16 value) {
-  float most = value[0];
-  for (int lane = 1; lane < kLanes; ++lane)
-    most = value[lane] > most || value[lane] != value[lane] ? value[lane] : most;
-  return most;
+  float lane[16];
+  store(lane, value);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i)
+      lane[i] = lane[i + half] > lane[i] || lane[i + half] != lane[i + half] ? lane[i + half] : lane[i];
+  return lane[0];
 }
 
 // e^x within 2 units in the last place; 0 from about -87.3 down, infinity from about 88.7 up, NaN for NaN.
