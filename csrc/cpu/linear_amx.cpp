@@ -33,7 +33,7 @@ constexpr int64_t kLineBytes = 64;
 constexpr int64_t kPairRows = 2 * kTileRows;
 constexpr int64_t kInputsInCache = 1 << 20;      // bytes of inputs that stay in the second-level cache
 constexpr int64_t kFewestRows = 128;             // for which the weights are read again
-constexpr int64_t kStepsAtOnce = 12;             // two blocks and two rows of tiles fill half of a first-level cache of 48 KiB
+constexpr int64_t kStepsAtOnce = 12;             // two blocks' weights, 24 KiB, stay in a first-level cache of 48 KiB
 constexpr int64_t kTilesAhead = 4;               // of weights from memory
 constexpr int64_t kStepsAhead = 2;               // of x from the second-level cache
 
@@ -44,8 +44,8 @@ OCTAVO_INLINE void prefetch_tile(const void* at) {
     __builtin_prefetch(static_cast<const char*>(at) + line * kLineBytes);
 }
 
-// What one pass reads: tiles of x, and of each block `block_words` apart. `tail`: the blocks' last tiles, where inputs do
-// not fill a step.
+// What a pass over the inputs reads: the tiles of two times 16 rows, and blocks of weights, which are `block_words` apart.
+// `tail`: where the last inputs do not fill a step, the blocks' tiles for that step.
 struct Pass {
   const bf16* x;
   const uint32_t* weight;

@@ -1,6 +1,7 @@
 """Native kernels never leave their arrays: calls that would are refused before anything is read or written. And what
 else a process does (flushed denormals, fork, other threads) changes nothing."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo import kernels
+from octavo import _native, kernels
+from octavo.errors import ConfigError
 from tests.kernels import amx
 
 MakeBatch = Callable[..., Any]
@@ -224,3 +226,16 @@ def test_kernels_are_chosen_while_another_thread_computes(monkeypatch: pytest.Mo
     done.set()
     thread.join()
     assert not wrong
+
+
+def test_a_level_that_the_processor_has_and_the_system_refuses_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_native, "refused_levels", lambda: [("amx", "no registers for this process")])
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    kernels.select("native")
+    assert "level amx, which this processor has, are not used: no registers for this process" in caplog.text
+    monkeypatch.setattr(_native, "available_levels", lambda: ["generic"])
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "amx")
+    with pytest.raises(ConfigError, match=r"this machine can run generic .*; amx: no registers for this process"):
+        kernels.select("native")
