@@ -1,5 +1,8 @@
 #include "dispatch.hpp"
 
+#include <algorithm>
+#include <utility>
+
 #include "amx.hpp"
 
 namespace octavo {
@@ -44,6 +47,17 @@ bool has_avx512_bf16() {
 }
 #endif
 
+// A dot product of bfloat16 pairs takes Intel's processors as long as four float32 FMAs, and those are exact: 175 GFLOP/s
+// against 300 on two cores of a Sapphire Rapids. AMD's (from Zen 4 on) take as long as for one FMA.
+bool fast_dot_products() {
+#if defined(OCTAVO_X86_LEVELS)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd");
+#else
+  return false;
+#endif
+}
+
 constexpr Level kLevels[] = {
 #if defined(OCTAVO_AMX_LEVEL)
     {"amx", &amx::kernels, [] { return has_avx512_bf16() && amx_refused().empty(); }},
@@ -62,6 +76,10 @@ std::vector<std::string> available_levels() {
   std::vector<std::string> names;
   for (const Level& level : kLevels)
     if (level.available()) names.emplace_back(level.name);
+  if (!fast_dot_products()) {
+    const auto dots = std::find(names.begin(), names.end(), "avx512_bf16");
+    if (dots != names.end()) std::swap(dots[0], dots[1]);  // avx512 comes next
+  }
   return names;
 }
 

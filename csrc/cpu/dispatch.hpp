@@ -9,7 +9,8 @@
 
 namespace octavo {
 
-// Levels that this machine can run, best first: "amx", "avx512_bf16", "avx512", "avx2", "generic".
+// Levels that this machine can run, best first: "amx", "avx512", "avx512_bf16" (before "avx512" on
+// AMD's processors), "avx2", "generic".
 std::vector<std::string> available_levels();
 
 // Levels that the processor has and that can't be used all the same, each with the reason.

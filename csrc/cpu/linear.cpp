@@ -25,6 +25,8 @@ constexpr int kRows = 6, kBlocks = 1;
 #endif
 constexpr int64_t kPanel = 2;                // blocks that an epilogue needs at once: gates and what they belong to
 constexpr int64_t kInputsInCache = 1 << 20;  // bytes of inputs that stay in the second-level cache
+constexpr int64_t kManyRows = 256;
+constexpr int64_t kAhead = 16 * kLine;       // words that the first-level cache is filled ahead
 constexpr int64_t kSumsStride = kPanel * kLanes;
 
 // One step along the inner dimension: `Line` is a packed line as the sums take it, Input what rows are copied into.
@@ -70,18 +72,26 @@ struct BfloatStep {
 };
 #endif
 
+// What is fetched into the second-level cache meanwhile: for each line that is read, `stride` bytes.
+struct Fetch {
+  const char* at;
+  int64_t stride;
+};
+
 // Sums of Rows rows and Blocks blocks of 16 outputs.
 template <typename Step, int Rows, int Blocks>
 OCTAVO_INLINE void add_up(const typename Step::Input* x, int64_t x_stride, const uint32_t* weight, int64_t block_words,
-                          float* sums) {
+                          Fetch fetch, float* sums) {
   f32x16 sum[Rows][Blocks];
   for (int row = 0; row < Rows; ++row)
     for (int block = 0; block < Blocks; ++block) sum[row][block] = f32x16{};
-  for (int64_t at = 0; at < block_words; at += kLine, x += Step::kTogether) {
+  for (int64_t at = 0; at < block_words; at += kLine, x += Step::kTogether, fetch.at += fetch.stride) {
     typename Step::Line line[Blocks];
     for (int block = 0; block < Blocks; ++block) {
-      line[block] = Step::open(weight + block * block_words + at);
-      if (Rows <= 4) __builtin_prefetch(weight + block * block_words + at + 16 * kLine);
+      const uint32_t* from = weight + block * block_words + at;
+      line[block] = Step::open(from);
+      __builtin_prefetch(from + kAhead);
+      __builtin_prefetch(fetch.at + block * 64, 0, 2);
     }
     for (int row = 0; row < Rows; ++row)
       for (int block = 0; block < Blocks; ++block)
@@ -93,20 +103,21 @@ OCTAVO_INLINE void add_up(const typename Step::Input* x, int64_t x_stride, const
 
 template <typename Step, int Rows>
 OCTAVO_INLINE void add_up_panel(const typename Step::Input* x, int64_t x_stride, const uint32_t* weight,
-                                int64_t block_words, int64_t blocks, float* sums) {
-  if (blocks == kBlocks) return add_up<Step, Rows, kBlocks>(x, x_stride, weight, block_words, sums);
-  for (int64_t block = 0; block < blocks; ++block)
-    add_up<Step, Rows, 1>(x, x_stride, weight + block * block_words, block_words, sums + block * kLanes);
+                                int64_t block_words, int64_t blocks, Fetch fetch, float* sums) {
+  if (blocks == kBlocks) return add_up<Step, Rows, kBlocks>(x, x_stride, weight, block_words, fetch, sums);
+  fetch.stride /= blocks;
+  for (int64_t block = 0; block < blocks; ++block, fetch.at += block_words / kLine * fetch.stride)
+    add_up<Step, Rows, 1>(x, x_stride, weight + block * block_words, block_words, fetch, sums + block * kLanes);
 }
 
 // Calls add_up_panel for a number of rows that is known when it runs.
 template <typename Step, int Rows = kRows>
 void add_up_rows(int64_t rows, const typename Step::Input* x, int64_t x_stride, const uint32_t* weight,
-                 int64_t block_words, int64_t blocks, float* sums) {
+                 int64_t block_words, int64_t blocks, Fetch fetch, float* sums) {
   if constexpr (Rows > 1) {
-    if (rows < Rows) return add_up_rows<Step, Rows - 1>(rows, x, x_stride, weight, block_words, blocks, sums);
+    if (rows < Rows) return add_up_rows<Step, Rows - 1>(rows, x, x_stride, weight, block_words, blocks, fetch, sums);
   }
-  add_up_panel<Step, Rows>(x, x_stride, weight, block_words, blocks, sums);
+  add_up_panel<Step, Rows>(x, x_stride, weight, block_words, blocks, fetch, sums);
 }
 
 template <typename Step, typename Out>
@@ -123,7 +134,7 @@ class Product {
     row_blocks_ = (call.rows + in_cache - 1) / in_cache;
     // Few rows: each thread streams one range of the weights. Many: smaller ranges, so that no thread waits long.
     const int64_t threads = pool().size();
-    ranges_ = std::min(panels_, call.rows < 32 ? threads : 8 * threads);
+    ranges_ = std::min(panels_, call.rows < kManyRows ? threads : 8 * threads);
   }
 
   void run() const {
@@ -146,8 +157,9 @@ class Product {
       const int64_t row = row_of(row_block), rows = row_of(row_block + 1) - row;
       if (row_block != at_hand) x = inputs(row, rows);
       at_hand = row_block;
-      for (int64_t panel = panels_ * range / ranges_; panel < panels_ * (range + 1) / ranges_; ++panel)
-        multiply(x, row, rows, panel * kPanel);
+      const int64_t end = panels_ * (range + 1) / ranges_;
+      for (int64_t panel = panels_ * range / ranges_; panel < end; ++panel)
+        multiply(x, row, rows, panel * kPanel, std::min(panel + 1, end - 1) * kPanel);
     }
   }
 
@@ -163,14 +175,19 @@ class Product {
     return x;
   }
 
-  __attribute__((noinline)) void multiply(const Input* x, int64_t row, int64_t rows, int64_t block) const {
+  // The panel from `block` on. Meanwhile the one from `next` on is fetched, by each tile a part: without that the first
+  // tile would wait for memory, and the others leave memory idle.
+  __attribute__((noinline)) void multiply(const Input* x, int64_t row, int64_t rows, int64_t block, int64_t next) const {
     alignas(64) float sums[kRows * kSumsStride];
     const int64_t words = steps_ * kLine, blocks = std::min(kPanel, blocks_ - block);
-    const uint32_t* weight = static_cast<const uint32_t*>(call_.weight) + block * words;
+    const uint32_t* weights = static_cast<const uint32_t*>(call_.weight);
+    const uint32_t* weight = weights + block * words;
     const int64_t tiles = (rows + kRows - 1) / kRows;
+    Fetch fetch{reinterpret_cast<const char*>(weights + next * words), kPanel * 64 / tiles};
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first;
-      add_up_rows<Step>(count, x + first * stride_, stride_, weight, words, blocks, sums);
+      add_up_rows<Step>(count, x + first * stride_, stride_, weight, words, blocks, fetch, sums);
+      fetch.at += steps_ * fetch.stride;
       finish<typename Step::Element, Out>(call_, row + first, count, block, blocks, sums, kSumsStride);
     }
   }

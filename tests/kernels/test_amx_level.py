@@ -124,7 +124,7 @@ def test_level_amx_is_offered_where_its_instructions_run() -> None:
     if amx.native():
         assert run.stdout == "native-amx\n"
     else:  # nothing emulates them there
-        assert "ConfigError: OCTAVO_CPU_ISA='amx': this machine can run avx512_bf16" in run.stderr
+        assert "ConfigError: OCTAVO_CPU_ISA='amx': this machine can run avx512" in run.stderr
 
 
 if not amx.native():
