@@ -191,20 +191,26 @@ class TileAttention {
     const bool whole = call_.cache.tile() == kLanes;
     int64_t position = low;
     for (; whole && position + (Groups - 1) * kLanes < high; position += Groups * kLanes) {
-      const T* tiles[Groups];
-      for (int64_t group = 0; group < Groups; ++group) tiles[group] = keys(position + group * kLanes) + first * kLanes;
-      score_groups<Count, Groups>(tiles, query, channels, first > 0, weights, position - low);
+      const T *tiles[Groups], *next[Groups];
+      for (int64_t group = 0; group < Groups; ++group) {
+        tiles[group] = keys(position + group * kLanes) + first * kLanes;
+        const int64_t ahead = position + (Groups + group) * kLanes;
+        next[group] = keys(ahead < high ? ahead : position) + first * kLanes;
+      }
+      score_groups<Count, Groups>(tiles, next, query, channels, first > 0, weights, position - low);
     }
     for (; position < high; position += kLanes) {
       if (!whole) gather(position, room);
       const T* tiles[1] = {(whole ? keys(position) : room) + first * kLanes};
-      score_groups<Count, 1>(tiles, query, channels, first > 0, weights, position - low);
+      score_groups<Count, 1>(tiles, tiles, query, channels, first > 0, weights, position - low);
     }
   }
 
   template <int Count, int Groups>
-  OCTAVO_INLINE void score_groups(const T* const (&tiles)[Groups], const float (*query)[kChunk], int64_t channels,
-                                  bool more, float (*weights)[kPartition], int64_t offset) const {
+  OCTAVO_INLINE void score_groups(const T* const (&tiles)[Groups], const T* const (&next)[Groups],
+                                  const float (*query)[kChunk], int64_t channels, bool more,
+                                  float (*weights)[kPartition], int64_t offset) const {
+    const int64_t to_values = call_.cache.heads * call_.cache.block_size * size_;
     f32x16 sum[Count][Groups] = {};
     if (more)
       for (int v = 0; v < Count; ++v)
@@ -213,6 +219,11 @@ class TileAttention {
       u32x16 line[Groups];
       for (int group = 0; group < Groups; ++group)
         std::memcpy(&line[group], tiles[group] + channel * kLanes, sizeof line[group]);
+      if constexpr (Groups > 1)  // the values of these positions are read soon, and the keys after these
+        for (int group = 0; group < Groups; ++group) {
+          __builtin_prefetch(tiles[group] + to_values + channel * kLanes);
+          __builtin_prefetch(next[group] + channel * kLanes);
+        }
       if constexpr (kTogether<T> == 1) {
         for (int v = 0; v < Count; ++v)
           for (int group = 0; group < Groups; ++group)
