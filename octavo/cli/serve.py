@@ -1,6 +1,7 @@
 """``octavo serve``: an OpenAI-compatible server."""
 
 import argparse
+import contextlib
 import math
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from octavo import envs
 from octavo.config import EngineArgs
 from octavo.parsers import REASONING_PARSERS
 
@@ -94,9 +96,13 @@ def run(args: argparse.Namespace) -> int:
         )
     signal.signal(signal.SIGTERM, _terminated)  # until the server has a handler of its own
     engine_args = EngineArgs.from_cli_args(args)
-    from octavo.entrypoints import serve
+    from octavo.engine import early_engine
 
-    return serve(engine_args, _options(args))
+    own_process = envs.enable_multiprocessing(default=True)
+    with early_engine() if own_process else contextlib.nullcontext():
+        from octavo.entrypoints import serve
+
+        return serve(engine_args, _options(args))
 
 
 def _may_hold_model(names: list[str]) -> bool:

@@ -20,6 +20,7 @@ __all__ = [
     "Prompt",
     "SyncMPClient",
     "build_config",
+    "early_engine",
     "make_async_client",
     "make_sync_client",
 ]
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from octavo.engine.config_builder import build_config
     from octavo.engine.core import EngineCore
     from octavo.engine.core_proc import EngineCoreProc
+    from octavo.engine.engine_process import early_engine
     from octavo.engine.input_processor import EngineInputs, InputProcessor
     from octavo.engine.llm import LLM
     from octavo.engine.mp_client import AsyncMPClient, SyncMPClient
@@ -57,6 +59,7 @@ _HOMES = {
     "Prompt": "prompts",
     "SyncMPClient": "mp_client",
     "build_config": "config_builder",
+    "early_engine": "engine_process",
     "make_async_client": "client",
     "make_sync_client": "client",
 }

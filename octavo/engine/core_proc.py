@@ -4,6 +4,7 @@ Three threads: input (receive, decode), main (schedule, execute, update), output
 long as its standard input is open: end of file there means that the front end is gone, however it went.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -20,7 +21,9 @@ import zmq
 from octavo.engine.core import EngineCore
 from octavo.engine.serial import EngineLaunch, EngineMessage, decode_launch, decode_message, encode
 from octavo.errors import ConfigError, ModelError, OctavoError, RequestError
+from octavo.executor import WORKERS
 from octavo.logging import init_logger, one_line
+from octavo.platforms import current_platform
 from octavo.types import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -277,6 +280,8 @@ def main() -> NoReturn:
     launches: queue.SimpleQueue[EngineLaunch] = queue.SimpleQueue()
     # First of all, so that it works while torch is being imported.
     threading.Thread(target=_watch_life_line, args=(launches,), name="life-line", daemon=True).start()
+    with contextlib.suppress(Exception):  # loading the model does the same, and tells what is wrong
+        WORKERS.get(current_platform().name)  # torch and all: a second, in which the front end finds the model
     # What is there when the model is loaded stays: no collection is to walk through all of torch again (200 ms).
     proc = EngineCoreProc(launches.get(), on_loaded=gc.freeze)
     exit_code = proc.run()

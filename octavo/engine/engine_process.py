@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Protocol
 
 from octavo.engine.serial import EngineLaunch, encode
 
-__all__ = ["EngineHost", "EngineProcess", "EngineThread", "describe_exit"]
+__all__ = ["EngineHost", "EngineProcess", "EngineThread", "describe_exit", "early_engine"]
+
+# A process that was started before its front end knew what to launch in it.
+_early: "list[subprocess.Popen[bytes]]" = []
 
 
 class EngineHost(Protocol):
@@ -25,18 +28,42 @@ class EngineHost(Protocol):
         ...
 
 
-class EngineProcess:
-    """``python -m octavo.engine.core_proc``: never a fork, never an import of the caller's ``__main__``."""
+@contextlib.contextmanager
+def early_engine() -> Iterator[None]:
+    """Starts the process of the next EngineProcess now: it imports what every engine needs while its front end does
+    the same and finds the model. A process that nothing was launched in ends with the block."""
+    _early.append(_start())
+    try:
+        yield
+    finally:
+        while _early:
+            process = _early.pop()
+            process.kill()
+            process.wait()
 
-    def __init__(self, launch: EngineLaunch, on_exit: Callable[[int], None]) -> None:
-        # The same module search path as here, whatever it was made from, and nothing more (-P).
-        search_path = os.pathsep.join(entry if entry else os.getcwd() for entry in sys.path)
-        self._process = subprocess.Popen(
+
+def _start() -> "subprocess.Popen[bytes]":
+    # The same module search path as here, whatever it was made from, and nothing more (-P).
+    search_path = os.pathsep.join(entry if entry else os.getcwd() for entry in sys.path)
+    # Signals that reach every process are the front end's matter. The child inherits the mask, so that this holds from
+    # its first instruction on.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        return subprocess.Popen(
             [sys.executable, "-P", "-m", "octavo.engine.core_proc"],
             stdin=subprocess.PIPE,
             stdout=2,  # this process's standard output belongs to its user; what libraries print goes to stderr
             env=os.environ | {"PYTHONPATH": search_path},
         )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class EngineProcess:
+    """``python -m octavo.engine.core_proc``: never a fork, never an import of the caller's ``__main__``."""
+
+    def __init__(self, launch: EngineLaunch, on_exit: Callable[[int], None]) -> None:
+        self._process = _early.pop() if _early else _start()
         self._on_exit = on_exit
         self._waiter = threading.Thread(target=self._wait, name="engine-waiter", daemon=True)
         self._waiter.start()

@@ -23,7 +23,7 @@ logger = init_logger(__name__)
 
 Progress = Callable[[str, float], None]
 # Tokens of the forward that is measured: few enough to be quick, enough that a token's share tells.
-_PROFILED_TOKENS = 64
+_PROFILED_TOKENS = 16
 _WARM_UP_TOKENS = 2
 
 
