@@ -22,6 +22,7 @@ def pack(
     packed: int,
     /,
 ) -> None: ...
+def dequantize(type: int, blocks: int, count: int, values: int, /) -> None: ...
 def embedding(
     type: int,
     ids: int,

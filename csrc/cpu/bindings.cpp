@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "check.hpp"
+#include "dequantize.hpp"
 #include "dispatch.hpp"
 #include "sample_bindings.hpp"
 #include "thread_pool.hpp"
@@ -92,6 +93,11 @@ NB_MODULE(_native, m) {
                    bool gated, Address packed) {
     const nb::gil_scoped_release release;
     pack(static_cast<Type>(type), at<void>(weight), first_row, rows, out_size, in_size, gated, at<void>(packed));
+  });
+  m.def("dequantize", [](int type, Address blocks, int64_t count, Address values) {
+    if (type < 0 || type > static_cast<int>(Blocks::q5_1)) throw nb::value_error("no such type of blocks");
+    const nb::gil_scoped_release release;
+    dequantize(static_cast<Blocks>(type), at<void>(blocks), count, at<float>(values));
   });
   m.def("embedding", [](int type, Address ids, Address weight, float scale, int out_type, Address out, int64_t rows,
                         int64_t size, int64_t vocabulary) {

@@ -10,6 +10,7 @@ from octavo.checkpoints.gguf_file import read_gguf_metadata
 from octavo.checkpoints.hf_folder import read_generation_config
 from octavo.checkpoints.hub import FetchOptions
 from octavo.checkpoints.resolve import pull, resolve_model, resolve_tokenizer
+from octavo.checkpoints.tensor_types import to_float32
 from octavo.checkpoints.tensors import CheckpointTensor, iterate_tensors
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "read_model_facts",
     "resolve_model",
     "resolve_tokenizer",
+    "to_float32",
 ]

@@ -4,7 +4,6 @@ One table per file format, each type one entry. A type that octavo knows but doe
 and is refused by name. To read one more, write its function (dequantize_*.py) and name it in the table.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -140,18 +139,17 @@ READABLE_TYPES: dict[str, TensorType] = {
 }
 
 
-def float32_pieces(type_name: str, data: npt.NDArray[np.uint8], together: int = 1) -> Iterator[npt.NDArray[np.float32]]:
+def float32_pieces(type_name: str, data: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.float32]]:
     """``data`` (bytes of whole blocks, 1-D) as float32 values, in order, in 1-D pieces that stay in the CPU's cache.
 
-    A piece is overwritten by the next one. It is a whole number of ``together`` values (of blocks, too).
+    A piece is overwritten by the next one.
 
     Raises:
         UnsupportedError: a type that octavo does not read.
     """
     entry, dequantize = _readable(type_name)
     blocks = data.reshape(-1, entry.block_bytes)
-    unit = math.lcm(together, entry.block_size)
-    step = max(_PIECE_VALUES // unit, 1) * unit // entry.block_size
+    step = _PIECE_VALUES // entry.block_size
     piece = np.empty((min(step, len(blocks)), entry.block_size), np.float32)
     for start in range(0, len(blocks), step):
         part = blocks[start : start + step]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from octavo.checkpoints.checkpoint import PlacedTensor, open_checkpoint
 from octavo.checkpoints.tensor_entry import map_file
-from octavo.checkpoints.tensor_types import READABLE_TYPES, float32_pieces, to_float32
+from octavo.checkpoints.tensor_types import READABLE_TYPES, to_float32
 from octavo.errors import CheckpointError
 
 __all__ = ["CheckpointTensor", "iterate_tensors"]
@@ -38,11 +38,6 @@ class CheckpointTensor:
     def to_float32(self) -> npt.NDArray[np.float32]:
         """Dequantized values in a new array of shape ``shape``."""
         return to_float32(self.type, self.data).reshape(self.shape)
-
-    def float32_pieces(self, together: int = 1) -> Iterator[npt.NDArray[np.float32]]:
-        """The same values in order, in small 1-D pieces, each overwritten by the next: no second copy in memory. A
-        piece is a whole number of ``together`` values, if the tensor is."""
-        return float32_pieces(self.type, self.data, together)
 
     def row_pieces(self, num_bytes: int) -> Iterator[tuple[int, "CheckpointTensor"]]:
         """(first row, these rows) one after another: parts of about so many bytes, in views of the same data. A tensor

@@ -2,6 +2,7 @@
 
 from octavo.kernels.activation import GateForm, GeluForm, gelu
 from octavo.kernels.attention_metadata import AttentionMetadata, RowGroup
+from octavo.kernels.dequantize import dequantize
 from octavo.kernels.embedding import embedding
 from octavo.kernels.linear import gated_linear, linear, linear_add
 from octavo.kernels.logits import logits
@@ -23,6 +24,7 @@ __all__ = [
     "Weight",
     "cast",
     "chosen_provider",
+    "dequantize",
     "describe",
     "embedding",
     "empty_weight",

@@ -24,6 +24,9 @@ ShardId = str | int | None
 # Types whose bytes torch reads as they are; all others are dequantized to float32 first.
 _PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
+# Of what is dequantized at a time, so that the numbers are still in a core's cache when they are packed.
+_PIECE_BYTES = 1 << 15
+
 
 class WeightParameter(nn.Parameter):
     """Args:
@@ -132,11 +135,8 @@ class WeightParameter(nn.Parameter):
         if plain is not None:
             self._put(first_row, torch.from_numpy(source.data).view(plain).view(source.shape))
             return
-        row_shape = source.shape[1:]
-        for piece in source.float32_pieces(math.prod(row_shape)):
-            rows = torch.from_numpy(piece).view(-1, *row_shape)
-            self._put(first_row, rows)
-            first_row += len(rows)
+        for row, piece in source.row_pieces(_PIECE_BYTES):
+            self._put(first_row + row, kernels.dequantize(piece.type, piece.data).view(piece.shape))
 
     def _put(self, first_row: int, rows: Tensor) -> None:
         if self._matrix:

@@ -99,6 +99,26 @@ def test_rows_that_do_not_fit_are_refused(first: int, shape: tuple[int, int]) ->
     assert packed_bytes(packed) == before
 
 
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K"])
+def test_blocks_of_any_bytes_have_the_same_bits_as_their_definition(name: str) -> None:
+    block_bytes = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q6_K": 210}[name]
+    # Every float16 is a scale once: denormal, infinite and not a number, too.
+    data = np.random.default_rng(7).integers(0, 256, (1 << 16, block_bytes), dtype=np.uint8)
+    data[:, :2] = np.arange(1 << 16, dtype="<u2").view(np.uint8).reshape(-1, 2)
+    got = kernels.dequantize(name, data.reshape(-1))
+    expected = kernels.dequantize.definition(name, data.reshape(-1))
+    assert torch.equal(got.isnan(), expected.isnan())
+    numbers = ~expected.isnan()
+    assert torch.equal(got[numbers].view(torch.int32), expected[numbers].view(torch.int32))
+    assert 0 < numbers.sum() < len(numbers) or name == "Q6_K"
+    assert kernels.dequantize.provider == "native"
+
+
+def test_half_a_block_is_refused() -> None:
+    with pytest.raises(ValueError, match="35 bytes of Q8_0 are not whole blocks of 34"):
+        kernels.dequantize("Q8_0", np.zeros(35, np.uint8))
+
+
 def test_weights_lie_beside_each_other_and_their_memory_goes_with_the_last() -> None:
     def mapped() -> int:
         with open("/proc/self/statm") as file:

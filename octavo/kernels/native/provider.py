@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo import _native, envs
 from octavo.errors import ConfigError
-from octavo.kernels.native import attention, products, rows
+from octavo.kernels.native import attention, dequantize, products, rows
 from octavo.kernels.op import Provider
 from octavo.logging import init_logger
 from octavo.platforms import current_platform
@@ -45,5 +45,5 @@ def native_provider() -> Provider:
 
 
 _KERNELS: dict[str, Any] = {
-    name: getattr(module, name) for module in (attention, products, rows) for name in module.__all__
+    name: getattr(module, name) for module in (attention, dequantize, products, rows) for name in module.__all__
 }
