@@ -44,7 +44,6 @@ def _reference(model: str, dtype: torch.dtype, ids: list[int]) -> Tensor:
         return network(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
 
 
-@torch.inference_mode()
 def _octavo(model: str, ids: list[int]) -> Tensor:
     """The same, the text as one chunk over a cache of its own: prompt logprobs are bounded, and this is the whole
     vocabulary a thousand times."""
@@ -62,7 +61,7 @@ def _octavo(model: str, ids: list[int]) -> Tensor:
         max_query_len=count,
         max_seq_len=count,
     )
-    with set_forward_context(dict.fromkeys(layers, metadata)):
+    with torch.inference_mode(), set_forward_context(dict.fromkeys(layers, metadata)):
         hidden = network(torch.tensor(ids), torch.arange(count))
         return network.compute_logits(hidden)[:-1].double().log_softmax(-1)
 
