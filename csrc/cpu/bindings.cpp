@@ -12,6 +12,7 @@
 #include "check.hpp"
 #include "dequantize.hpp"
 #include "dispatch.hpp"
+#include "replay.hpp"
 #include "sample_bindings.hpp"
 #include "thread_pool.hpp"
 
@@ -54,11 +55,10 @@ void choose(const std::string& level, int threads) {
   chosen = found;
 }
 
-template <typename Call>
-void run(void (*Kernels::*kernel)(const Call&), const Call& call) {
+void run(const Call& call) {
+  if (recording != nullptr) return recording->add(call);
   const Working working;
-  check(call);
-  (chosen.load()->*kernel)(call);
+  make(*chosen.load(), call);
 }
 
 }  // namespace
@@ -91,9 +91,20 @@ NB_MODULE(_native, m) {
   });
   m.def("pack", [](int type, Address weight, int64_t first_row, int64_t rows, int64_t out_size, int64_t in_size,
                    bool gated, Address packed) {
+    if (recording != nullptr) throw nb::value_error("a recorded forward packs no weights");
     const nb::gil_scoped_release release;
     pack(static_cast<Type>(type), at<void>(weight), first_row, rows, out_size, in_size, gated, at<void>(packed));
   });
+  nb::class_<Recording>(m, "Recording")
+      .def(nb::init<int64_t, int64_t>())
+      .def("begin", [](Recording& self) { recording = &self; })
+      .def("end", [](Recording&) { recording = nullptr; })
+      .def("same_calls", &Recording::same_calls)
+      .def("kernels", &Recording::kernels)
+      .def("run", [](const Recording& self, int64_t rows, int64_t requests) {
+        const Working working;
+        self.run(*chosen.load(), rows, requests);
+      });
   m.def("dequantize", [](int type, Address blocks, int64_t count, Address values) {
     if (type < 0 || type > static_cast<int>(Blocks::q5_1)) throw nb::value_error("no such type of blocks");
     const nb::gil_scoped_release release;
@@ -101,37 +112,36 @@ NB_MODULE(_native, m) {
   });
   m.def("embedding", [](int type, Address ids, Address weight, float scale, int out_type, Address out, int64_t rows,
                         int64_t size, int64_t vocabulary) {
-    run<Embedding>(&Kernels::embedding, {static_cast<Type>(type), at<int64_t>(ids), at<void>(weight), scale,
+    run(Embedding{static_cast<Type>(type), at<int64_t>(ids), at<void>(weight), scale,
                                          static_cast<Type>(out_type), at<void>(out), rows, size, vocabulary});
   });
   m.def("linear", [](int type, Address x, int64_t x_stride, Address weight, Address bias, Address out, int out_type,
                      int64_t rows, int64_t in_size, int64_t out_size, Address residual, float multiplier, float softcap,
                      bool gated, int function) {
-    run<Linear>(&Kernels::linear, {static_cast<Type>(type), at<void>(x), x_stride, at<void>(weight), at<void>(bias),
+    run(Linear{static_cast<Type>(type), at<void>(x), x_stride, at<void>(weight), at<void>(bias),
                                    at<void>(out), static_cast<Type>(out_type), rows, in_size, out_size,
                                    at<float>(residual), multiplier, softcap, gated, static_cast<Function>(function)});
   });
   m.def("norm", [](int type, Address x, int64_t x_stride, int weight_type, Address weight, Address bias,
                    bool head_weights, Address residual, int out_type, Address out, int64_t rows, int64_t heads,
                    int64_t size, float eps, bool center) {
-    run<Norm>(&Kernels::norm, {static_cast<Type>(type), at<void>(x), x_stride, static_cast<Type>(weight_type),
+    run(Norm{static_cast<Type>(type), at<void>(x), x_stride, static_cast<Type>(weight_type),
                                at<void>(weight), at<void>(bias), head_weights, at<float>(residual),
                                static_cast<Type>(out_type), at<void>(out), rows, heads, size, eps, center});
   });
   m.def("cast", [](int type, Address x, int64_t x_stride, int out_type, Address out, int64_t rows, int64_t size) {
-    run<Cast>(&Kernels::cast, {static_cast<Type>(type), at<void>(x), x_stride, static_cast<Type>(out_type),
+    run(Cast{static_cast<Type>(type), at<void>(x), x_stride, static_cast<Type>(out_type),
                                at<void>(out), rows, size});
   });
   m.def("activation", [](int type, int function, Address x, int64_t x_stride, Address out, int64_t rows, int64_t size) {
-    run<Activation>(&Kernels::activation, {static_cast<Type>(type), static_cast<Function>(function), at<void>(x),
+    run(Activation{static_cast<Type>(type), static_cast<Function>(function), at<void>(x),
                                            x_stride, at<void>(out), rows, size});
   });
   m.def("rotary_kv", [](int type, Address cache, int64_t blocks, int64_t block_size, int64_t heads, int64_t head_size,
                         Address positions, Address query, int64_t query_stride, Address key, int64_t key_stride,
                         Address value, int64_t value_stride, Address cos_sin, Address slots, Address out, int64_t rows,
                         int64_t query_heads, int64_t rotary_dim, int64_t max_position) {
-    run<RotaryKV>(&Kernels::rotary_kv,
-                  {{static_cast<Type>(type), at<void>(cache), blocks, block_size, heads, head_size},
+    run(RotaryKV{{static_cast<Type>(type), at<void>(cache), blocks, block_size, heads, head_size},
                    at<int64_t>(positions), at<void>(query), at<void>(key), at<void>(value), query_stride, key_stride,
                    value_stride, at<float>(cos_sin), at<int64_t>(slots), at<void>(out), rows, query_heads, rotary_dim,
                    max_position});
@@ -139,19 +149,21 @@ NB_MODULE(_native, m) {
   m.def("store_kv", [](int type, Address cache, int64_t blocks, int64_t block_size, int64_t heads, int64_t head_size,
                        Address key, int64_t key_stride, Address value, int64_t value_stride, Address slots,
                        int64_t rows) {
-    run<StoreKV>(&Kernels::store_kv,
-                 {{static_cast<Type>(type), at<void>(cache), blocks, block_size, heads, head_size}, at<void>(key),
+    run(StoreKV{{static_cast<Type>(type), at<void>(cache), blocks, block_size, heads, head_size}, at<void>(key),
                   at<void>(value), key_stride, value_stride, at<int64_t>(slots), rows});
   });
   m.def("attention", [](int type, Address cache, int64_t blocks, int64_t block_size, int64_t heads, int64_t head_size,
                         Address query, int64_t query_stride, Address out, Address query_start, Address seq_lens,
                         Address block_table, int64_t table_stride, int64_t table_width, int64_t requests, int64_t rows,
                         int64_t query_heads, float scale, int64_t window, float softcap, Address sinks) {
-    run<Attention>(&Kernels::attention,
-                   {{static_cast<Type>(type), at<void>(cache), blocks, block_size, heads, head_size}, at<void>(query),
+    run(Attention{{static_cast<Type>(type), at<void>(cache), blocks, block_size, heads, head_size}, at<void>(query),
                     query_stride, at<void>(out), at<int32_t>(query_start), at<int32_t>(seq_lens),
                     at<int32_t>(block_table), table_stride, table_width, requests, rows, query_heads, scale, window,
                     softcap, at<float>(sinks)});
   });
-  bind_sample(m, [](const Sample& call) { run(&Kernels::sample, call); });
+  bind_sample(m, [](const Sample& call) {
+    const Working working;
+    check(call);
+    chosen.load()->sample(call);
+  });
 }

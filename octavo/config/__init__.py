@@ -1,6 +1,7 @@
 """Configuration: frozen dataclasses, one file a concern, the command line derived from them, one resolver."""
 
 from octavo.config.cache import CacheConfig
+from octavo.config.compilation import CompilationConfig
 from octavo.config.engine_args import EngineArgs
 from octavo.config.load import LoadConfig
 from octavo.config.model import ModelConfig
@@ -16,6 +17,7 @@ __all__ = [
     "SAMPLING_DEFAULTS",
     "AbsentFlag",
     "CacheConfig",
+    "CompilationConfig",
     "EngineArgs",
     "LoadConfig",
     "ModelConfig",

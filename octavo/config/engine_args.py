@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.config.cache import CacheConfig
+from octavo.config.compilation import CompilationConfig
 from octavo.config.load import LoadConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
@@ -23,6 +24,7 @@ __all__ = ["EngineArgs"]
 _GROUPS: dict[str, type] = {
     "model": ModelConfig,
     "load": LoadConfig,
+    "compilation": CompilationConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "parallel": ParallelConfig,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from octavo.config.cache import CacheConfig
+from octavo.config.compilation import CompilationConfig
 from octavo.config.load import LoadConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
@@ -25,4 +26,5 @@ class OctavoConfig:
     parallel: ParallelConfig
     observability: ObservabilityConfig
     load: LoadConfig = field(default_factory=LoadConfig)
+    compilation: CompilationConfig = field(default_factory=CompilationConfig)
     reasons: dict[str, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ import secrets
 from typing import Any
 
 from octavo.config.cache import CacheConfig
+from octavo.config.compilation import CompilationConfig
 from octavo.config.engine_args import EngineArgs
 from octavo.config.load import LoadConfig
 from octavo.config.model import ModelConfig
@@ -102,6 +103,7 @@ def resolve_config(
         parallel=ParallelConfig(**choices.group("parallel", ParallelConfig, {})),
         observability=ObservabilityConfig(**choices.group("observability", ObservabilityConfig, {})),
         load=load,
+        compilation=CompilationConfig(**choices.group("compilation", CompilationConfig, {})),
         reasons=choices.reasons,
     )
 

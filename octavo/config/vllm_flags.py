@@ -109,8 +109,8 @@ _TABLE: list[tuple[str, str]] = [
         "offload-params offload-prefetch-step enable-sleep-mode? weight-transfer-config enable-cumem-allocator?",
     ),
     (
-        "every step is eager: nothing is compiled or captured",
-        "enforce-eager?=true|false -O/optimization-level=0 -cc/compilation-config={} cudagraph-capture-sizes "
+        "nothing is compiled; kernel calls are recorded at start-up and replayed, unless --enforce-eager is given",
+        "-O/optimization-level=0 -cc/compilation-config={} cudagraph-capture-sizes "
         "-cudagraph/cuda-graph-sizes max-cudagraph-capture-size max-seq-len-to-capture cudagraph-metrics? "
         "performance-mode=balanced jit-monitor-mode jit-monitor-verbose?",
     ),

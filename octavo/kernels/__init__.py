@@ -7,7 +7,19 @@ from octavo.kernels.embedding import embedding
 from octavo.kernels.linear import gated_linear, linear, linear_add
 from octavo.kernels.logits import logits
 from octavo.kernels.normalization import cast, layer_norm, rms_norm, rms_norm_add
-from octavo.kernels.op import OPS, PROVIDERS, Op, Provider, chosen_provider, describe, kernel_set, op, select
+from octavo.kernels.op import (
+    OPS,
+    PROVIDERS,
+    Op,
+    Provider,
+    RecordedForward,
+    chosen_provider,
+    describe,
+    kernel_set,
+    op,
+    record_forward,
+    select,
+)
 from octavo.kernels.packed_weight import PackedWeight, Weight, empty_weight, fill_rows, pack_weight
 from octavo.kernels.paged_attention import paged_attention, reshape_and_cache, rotary_and_cache
 
@@ -20,6 +32,7 @@ __all__ = [
     "Op",
     "PackedWeight",
     "Provider",
+    "RecordedForward",
     "RowGroup",
     "Weight",
     "cast",
@@ -39,6 +52,7 @@ __all__ = [
     "op",
     "pack_weight",
     "paged_attention",
+    "record_forward",
     "reshape_and_cache",
     "rms_norm",
     "rms_norm_add",

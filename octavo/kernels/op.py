@@ -6,16 +6,51 @@ by the definition, and ``describe`` says so. Adding a provider is one file and o
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar
 
+from torch import Tensor
+
+from octavo.errors import UnsupportedError
 from octavo.registry import Registry
 
-__all__ = ["OPS", "PROVIDERS", "Op", "Provider", "chosen_provider", "describe", "kernel_set", "op", "select"]
+__all__ = [
+    "OPS",
+    "PROVIDERS",
+    "Op",
+    "Provider",
+    "RecordedForward",
+    "chosen_provider",
+    "describe",
+    "kernel_set",
+    "op",
+    "record_forward",
+    "select",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 Implementations = Mapping[str, Callable[..., Any]]
+
+
+class RecordedForward(Protocol):
+    """A forward over buffers that stay where they are, to be run again for any number of their rows.
+
+    Attributes:
+        mode: ``"FULL"``: all of it in one call of the provider; ``"PIECEWISE"``: with ops of torch's between.
+        split_by: names of these ops.
+    """
+
+    mode: Literal["FULL", "PIECEWISE"]
+    split_by: list[str]
+
+    def run(self, rows: int, requests: int) -> Tensor:
+        """Computes the first ``rows`` → [rows, …], good until the next run."""
+        ...
+
+
+# (forward of so many rows, its input buffers, their rows) → the same, recorded. UnsupportedError: it cannot be.
+RecordForward = Callable[[Callable[[int], Tensor], tuple[Tensor, ...], int], RecordedForward]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +60,13 @@ class Provider:
     name: key in PROVIDERS.
     kernel_set: tells apart what gives other bits: the provider and, where it has several, its level.
     implementations: op name → function with the definition's signature.
+    record_forward: makes a forward that can be replayed; None: the provider cannot.
     """
 
     name: str
     kernel_set: str
     implementations: Implementations
+    record_forward: "RecordForward | None" = None
 
 
 def torch_provider() -> Provider:
@@ -90,6 +127,21 @@ def select(name: str) -> None:
     _chosen = PROVIDERS.get(name)()
     for each in OPS.values():
         each.choose(_chosen)
+
+
+def record_forward(forward: Callable[[int], Tensor], inputs: tuple[Tensor, ...], max_rows: int) -> RecordedForward:
+    """Records a forward, so that a step need not run its Python.
+
+    Args:
+        forward: runs the model over the first so many rows of the step's buffers, as one request.
+        inputs: these buffers, of ``max_rows`` each.
+
+    Raises:
+        UnsupportedError: the chosen kernels cannot, or the forward depends on the number of rows, or on values.
+    """
+    if _chosen.record_forward is None:
+        raise UnsupportedError(f"{_chosen.name} kernels cannot be recorded")
+    return _chosen.record_forward(forward, inputs, max_rows)
 
 
 def chosen_provider() -> str:

@@ -4,8 +4,7 @@ A step comes in two calls, so that work can be put between forward and sampling.
 InputBatch; the model it drives knows none.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,16 +13,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.attention import Attention, AttentionMetadata, set_forward_context
+from octavo.attention import Attention, set_forward_context
 from octavo.config import OctavoConfig
+from octavo.errors import UnsupportedError
+from octavo.kernels import RecordedForward, record_forward
+from octavo.logging import init_logger
 from octavo.sample import LogitsProcessor, Sampler, SamplerOutput
 from octavo.types import KVCacheConfig, ModelRunnerOutput, SchedulerOutput
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.peak_memory import PeakMemory
 from octavo.worker.prompt_logprobs import PromptRows, compute_prompt_logprobs, find_prompt_rows
-from octavo.worker.step_inputs import StepInputs, build_step_inputs
+from octavo.worker.step_inputs import Filled, StepInputs
 
 __all__ = ["CausalModel", "ModelRunner"]
+
+logger = init_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +81,11 @@ class ModelRunner:
         self._layers = layers
         self._processors = processors
         self._sampler = Sampler()
-        self._kv_cache_config: KVCacheConfig | None = None
+        self._group_layers: list[list[str]] = []
         self._kv_tensors: dict[str, Tensor] = {}
         self._batch: InputBatch | None = None
+        self._inputs: StepInputs | None = None
+        self._recorded: RecordedForward | None = None
         self._step: _Step | None = None
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, max_model_len: int) -> None:
@@ -89,62 +95,98 @@ class ModelRunner:
             raw = torch.from_numpy(np.zeros(allocation.size, dtype=np.uint8))
             self._kv_tensors.update(dict.fromkeys(allocation.shared_by, raw))
         self._bind_kv_cache()
-        self._kv_cache_config = kv_cache_config
+        scheduler = self._config.scheduler
+        block_sizes = [group.spec.block_size for group in kv_cache_config.groups]
+        self._group_layers = [group.layer_names for group in kv_cache_config.groups]
         self._batch = InputBatch(
-            max_num_seqs=self._config.scheduler.max_num_seqs,
+            max_num_seqs=scheduler.max_num_seqs,
             max_model_len=max_model_len,
             vocab_size=self._config.model.vocab_size,
-            block_sizes=[group.spec.block_size for group in kv_cache_config.groups],
+            block_sizes=block_sizes,
             processors=self._processors,
         )
+        self._inputs = StepInputs(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, max_model_len, block_sizes)
+
+    @torch.inference_mode()
+    def record(self) -> None:
+        """Records the forward, so that steps replay it; where that cannot be, says why, and steps run the model."""
+        inputs = self._initialized()[1]
+        if self._config.compilation.enforce_eager:
+            logger.info("step replay: off (--enforce-eager)")
+            return
+
+        def forward(rows: int) -> Tensor:
+            return self._run_model(inputs, inputs.fill_with_one(rows))
+
+        try:
+            max_rows = self._config.scheduler.max_num_batched_tokens
+            recorded = record_forward(forward, inputs.of_tokens(), max_rows)
+        except UnsupportedError as error:
+            logger.warning("step replay: off, every step runs the model's Python: %s", error)
+            return
+        self._recorded = recorded
+        if recorded.mode == "FULL":
+            logger.info("step replay: FULL")
+        else:
+            logger.warning("step replay: PIECEWISE, split by %s", ", ".join(recorded.split_by))
+
+    @torch.inference_mode()
+    def warm_up(self, num_tokens: int) -> None:
+        """Forward and logits of one made-up request. What it leaves in the KV cache is cleared."""
+        inputs = self._initialized()[1]
+        filled = inputs.fill_with_one(num_tokens)
+        self._model.compute_logits(self._forward(inputs, filled)[:1])
+        for name, raw in self._kv_tensors.items():
+            size = (
+                self._layers[name]
+                .kv_cache_spec(self._config.cache.block_size, self._config.model.dtype)
+                .page_size_bytes
+            )
+            raw[size : 2 * size].zero_()
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Applies the step's increments and computes its forward; sample_tokens() must follow."""
         if self._step is not None:
             raise RuntimeError("execute_model was called twice without sample_tokens in between")
-        if self._batch is None or self._kv_cache_config is None:
-            raise RuntimeError("execute_model was called before initialize_kv_cache")
-        self._batch.apply(scheduler_output)
+        batch, inputs = self._initialized()
+        batch.apply(scheduler_output)
         req_ids = list(scheduler_output.num_scheduled_tokens)
         if not req_ids:
             nothing = np.empty(0, dtype=np.int64)
             self._step = _Step(req_ids, None, nothing, nothing)
             return
-        rows = self._batch.rows(req_ids)
+        rows = batch.rows(req_ids)
         num_scheduled = np.array(list(scheduler_output.num_scheduled_tokens.values()), dtype=np.int64)
-        inputs = build_step_inputs(self._batch, rows, num_scheduled)
-        by_layer = {
-            name: metadata
-            for group, metadata in zip(self._kv_cache_config.groups, inputs.metadata, strict=True)
-            for name in group.layer_names
-        }
-        hidden = self._forward(inputs, by_layer)
-        wanted = find_prompt_rows(self._batch, rows, num_scheduled)
+        filled = inputs.fill(batch, rows, num_scheduled)
+        hidden = self._forward(inputs, filled)
+        wanted = find_prompt_rows(batch, rows, num_scheduled)
         self._step = _Step(
             req_ids,
-            hidden.index_select(0, inputs.sampling_tokens) if inputs.sampling.size else None,
-            inputs.sampling,
-            rows[inputs.sampling],
-            None if wanted is None else (wanted, hidden.index_select(0, torch.from_numpy(wanted.tokens))),
+            _select(hidden, filled.sampling_tokens) if filled.sampling.size else None,
+            filled.sampling,
+            rows[filled.sampling],
+            None if wanted is None else (wanted, _select(hidden, wanted.tokens)),
         )
 
     @torch.inference_mode()
     def sample_tokens(self) -> ModelRunnerOutput:
         """Samples for the requests of the last forward that are due, and keeps their tokens for the next step."""
-        if self._step is None or self._batch is None:
+        if self._step is None:
             raise RuntimeError("sample_tokens was called without a forward before it")
         step, self._step = self._step, None
+        batch, _ = self._initialized()
         output = ModelRunnerOutput(
             req_ids=step.req_ids,
             sampled_token_ids=[[] for _ in step.req_ids],
             logprobs=[None] * len(step.req_ids),
+            graph_mode="EAGER" if self._recorded is None else self._recorded.mode,
         )
         if step.hidden is not None:
-            metadata = self._batch.sampling_metadata(step.rows)
+            metadata = batch.sampling_metadata(step.rows)
             sampled = self._sampler(self._model.compute_logits(step.hidden), metadata)
             done = sampled.token_ids >= 0
-            self._batch.append_tokens(step.rows[done], sampled.token_ids[done])
+            batch.append_tokens(step.rows[done], sampled.token_ids[done])
             _fill_output(output, step, sampled)
         if step.prompt is not None:
             logprobs, errors = compute_prompt_logprobs(
@@ -156,54 +198,49 @@ class ModelRunner:
 
     @torch.inference_mode()
     def profile_forward(self, num_tokens: int) -> int:
-        """Peak bytes of the activations in a forward over one request of ``num_tokens``."""
-        with self._scratch_step(num_tokens) as (inputs, metadata), PeakMemory() as watched:
-            self._forward(inputs, metadata)
+        """Peak bytes of the activations in a forward over one request of ``num_tokens``, which has a KV cache of its
+        own."""
+        specs = {
+            name: layer.kv_cache_spec(self._config.cache.block_size, self._config.model.dtype)
+            for name, layer in self._layers.items()
+        }
+        block_sizes = sorted({spec.block_size for spec in specs.values()})
+        for name, spec in specs.items():
+            self._layers[name].bind_kv_cache(torch.zeros(2 * spec.page_size_bytes, dtype=torch.uint8))
+        inputs = StepInputs(num_tokens, 1, num_tokens, block_sizes)
+        filled = inputs.fill_with_one(num_tokens)
+        by_size = dict(zip(block_sizes, inputs.metadata(filled), strict=True))
+        metadata = {name: by_size[spec.block_size] for name, spec in specs.items()}
+        with set_forward_context(metadata), PeakMemory() as watched:
+            self._model(inputs.input_ids, inputs.positions)
+        self._bind_kv_cache()
         return int(watched.peak_bytes)
 
-    @torch.inference_mode()
-    def dummy_run(self, num_tokens: int) -> None:
-        """Forward and logits of one made-up request."""
-        with self._scratch_step(num_tokens) as (inputs, metadata):
-            hidden = self._forward(inputs, metadata)
-            self._model.compute_logits(hidden.index_select(0, inputs.sampling_tokens))
+    def _forward(self, inputs: StepInputs, filled: Filled) -> Tensor:
+        """Hidden states of the step's tokens: [num_tokens, hidden_size], good until the next forward."""
+        if self._recorded is not None:
+            return self._recorded.run(filled.num_tokens, filled.num_reqs)
+        return self._run_model(inputs, filled)
 
-    @contextmanager
-    def _scratch_step(self, num_tokens: int) -> Iterator[tuple[StepInputs, dict[str, AttentionMetadata]]]:
-        """A step of one made-up request over a KV cache of its own, so that none of it is seen in the real one."""
-        metadata = {}
-        for name, layer in self._layers.items():
-            spec = layer.kv_cache_spec(self._config.cache.block_size, self._config.model.dtype)
-            num_blocks = -(-num_tokens // spec.block_size)
-            layer.bind_kv_cache(torch.zeros((num_blocks + 1) * spec.page_size_bytes, dtype=torch.uint8))
-            metadata[name] = AttentionMetadata(
-                query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32),
-                seq_lens=torch.tensor([num_tokens], dtype=torch.int32),
-                block_table=torch.arange(1, num_blocks + 1, dtype=torch.int32)[None],
-                slot_mapping=torch.arange(num_tokens) + spec.block_size,
-                max_query_len=num_tokens,
-                max_seq_len=num_tokens,
-            )
-        yield (
-            StepInputs(
-                input_ids=torch.zeros(num_tokens, dtype=torch.int64),
-                positions=torch.arange(num_tokens),
-                metadata=[],
-                sampling=np.zeros(1, dtype=np.int64),
-                sampling_tokens=torch.tensor([num_tokens - 1]),
-            ),
-            metadata,
-        )
-        self._bind_kv_cache()
+    def _run_model(self, inputs: StepInputs, filled: Filled) -> Tensor:
+        metadata = inputs.metadata(filled)
+        by_layer = {name: group for names, group in zip(self._group_layers, metadata, strict=True) for name in names}
+        with set_forward_context(by_layer):
+            return self._model(inputs.input_ids[: filled.num_tokens], inputs.positions[: filled.num_tokens])
 
-    def _forward(self, inputs: StepInputs, metadata: Mapping[str, AttentionMetadata]) -> Tensor:
-        """Hidden states of the step's tokens: [num_tokens, hidden_size]."""
-        with set_forward_context(metadata):
-            return self._model(inputs.input_ids, inputs.positions)
+    def _initialized(self) -> tuple[InputBatch, StepInputs]:
+        if self._batch is None or self._inputs is None:
+            raise RuntimeError("initialize_kv_cache comes before the first forward")
+        return self._batch, self._inputs
 
     def _bind_kv_cache(self) -> None:
         for name, raw in self._kv_tensors.items():
             self._layers[name].bind_kv_cache(raw)
+
+
+def _select(hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """Some of the rows, in ascending order: all of them are handed on as they are."""
+    return hidden if len(rows) == hidden.shape[0] else hidden.index_select(0, torch.from_numpy(rows))
 
 
 def _fill_output(output: ModelRunnerOutput, step: _Step, sampled: SamplerOutput) -> None:

@@ -44,7 +44,7 @@ class PromptRows:
 
 
 def find_prompt_rows(batch: InputBatch, rows: NDArray[np.int64], num_scheduled: NDArray[np.int64]) -> PromptRows | None:
-    """What a step owes of prompt logprobs; None: nothing. Arguments as for ``build_step_inputs``."""
+    """What a step owes of prompt logprobs; None: nothing. Arguments as for ``StepInputs.fill``."""
     asking = np.flatnonzero(batch.num_prompt_logprobs[rows] >= 0)
     if asking.size == 0:
         return None

@@ -1,4 +1,7 @@
-"""The tensors of one step, built from the InputBatch with vectorised code: no loop over tokens anywhere."""
+"""The tensors of one step, built from the InputBatch with vectorised code: no loop over tokens anywhere.
+
+They are buffers that stay where they are, filled anew for each step: a recorded forward reads them there.
+"""
 
 from dataclasses import dataclass
 
@@ -10,63 +13,117 @@ from torch import Tensor
 from octavo.attention import AttentionMetadata
 from octavo.worker.input_batch import InputBatch
 
-__all__ = ["StepInputs", "build_step_inputs"]
+__all__ = ["Filled", "StepInputs"]
 
 
 @dataclass(frozen=True, slots=True)
-class StepInputs:
-    """Requests are in the order in which they were scheduled, and so are their tokens.
+class Filled:
+    """What the buffers hold. Requests are in the order in which they were scheduled, and so are their tokens.
 
     Attributes:
-        input_ids, positions: [num_tokens] int64.
-        metadata: for each KV cache group.
         sampling: [num_sampling] which of the step's requests sample: those whose last known token is computed.
         sampling_tokens: [num_sampling] where that token is among the step's tokens.
     """
 
-    input_ids: Tensor
-    positions: Tensor
-    metadata: list[AttentionMetadata]
+    num_tokens: int
+    num_reqs: int
+    max_query_len: int
+    max_seq_len: int
     sampling: NDArray[np.int64]
-    sampling_tokens: Tensor
+    sampling_tokens: NDArray[np.int64]
 
 
-def build_step_inputs(batch: InputBatch, rows: NDArray[np.int64], num_scheduled: NDArray[np.int64]) -> StepInputs:
-    """Inputs of a step with at least one request.
+class _Group:
+    """Buffers of one KV cache group."""
 
-    Args:
-        batch: the state in which the step begins.
-        rows: [num_reqs] the requests' rows.
-        num_scheduled: [num_reqs] tokens to compute of each.
+    def __init__(self, max_tokens: int, max_reqs: int, block_size: int, max_blocks: int) -> None:
+        self.block_size = block_size
+        self.block_table = np.zeros((max_reqs, max_blocks), dtype=np.int32)
+        self.slot_mapping = np.zeros(max_tokens, dtype=np.int64)
+        self.tensors = (torch.from_numpy(self.block_table), torch.from_numpy(self.slot_mapping))
+
+
+class StepInputs:
+    """Args:
+
+    max_tokens: of a step.
+    max_reqs: requests of a step.
+    max_model_len: tokens of a request.
+    block_sizes: for each KV cache group.
+
+    Attributes:
+        input_ids, positions: [max_tokens] int64.
     """
-    computed = batch.num_computed_tokens[rows]
-    seq_lens = computed + num_scheduled
-    ends = np.cumsum(num_scheduled)
-    query_start_loc = np.concatenate([[0], ends])
-    token_rows = np.repeat(rows, num_scheduled)
-    positions = np.arange(ends[-1]) + np.repeat(computed - query_start_loc[:-1], num_scheduled)
-    sampling = np.flatnonzero(seq_lens == batch.num_tokens[rows])
-    max_seq_len = int(seq_lens.max())
 
-    query_starts = torch.from_numpy(query_start_loc.astype(np.int32))
-    lengths = torch.from_numpy(seq_lens.astype(np.int32))
-    metadata = []
-    for block_size, table in zip(batch.block_sizes, batch.block_tables, strict=True):
-        blocks = table[token_rows, positions // block_size].astype(np.int64)
-        metadata.append(
+    def __init__(self, max_tokens: int, max_reqs: int, max_model_len: int, block_sizes: list[int]) -> None:
+        self._max_model_len = max_model_len
+        self._input_ids = np.zeros(max_tokens, dtype=np.int64)
+        self._positions = np.zeros(max_tokens, dtype=np.int64)
+        self._query_start_loc = np.zeros(max_reqs + 1, dtype=np.int32)
+        self._seq_lens = np.zeros(max_reqs, dtype=np.int32)
+        self._groups = [_Group(max_tokens, max_reqs, size, -(-max_model_len // size)) for size in block_sizes]
+        self.input_ids, self.positions = torch.from_numpy(self._input_ids), torch.from_numpy(self._positions)
+        self._starts, self._lengths = torch.from_numpy(self._query_start_loc), torch.from_numpy(self._seq_lens)
+
+    def of_tokens(self) -> tuple[Tensor, ...]:
+        """The buffers with a row for each token."""
+        return self.input_ids, self.positions, *(group.tensors[1] for group in self._groups)
+
+    def metadata(self, filled: Filled) -> list[AttentionMetadata]:
+        """For each KV cache group: views of the buffers."""
+        return [
             AttentionMetadata(
-                query_start_loc=query_starts,
-                seq_lens=lengths,
-                block_table=torch.from_numpy(table[rows, : -(-max_seq_len // block_size)]),
-                slot_mapping=torch.from_numpy(blocks * block_size + positions % block_size),
-                max_query_len=int(num_scheduled.max()),
-                max_seq_len=max_seq_len,
+                query_start_loc=self._starts[: filled.num_reqs + 1],
+                seq_lens=self._lengths[: filled.num_reqs],
+                block_table=group.tensors[0][: filled.num_reqs],
+                slot_mapping=group.tensors[1][: filled.num_tokens],
+                max_query_len=filled.max_query_len,
+                max_seq_len=filled.max_seq_len,
             )
-        )
-    return StepInputs(
-        input_ids=torch.from_numpy(batch.token_ids[token_rows, positions].astype(np.int64)),
-        positions=torch.from_numpy(positions),
-        metadata=metadata,
-        sampling=sampling,
-        sampling_tokens=torch.from_numpy(ends[sampling] - 1),
-    )
+            for group in self._groups
+        ]
+
+    def fill(self, batch: InputBatch, rows: NDArray[np.int64], num_scheduled: NDArray[np.int64]) -> Filled:
+        """For a step with at least one request.
+
+        Args:
+            batch: the state in which the step begins.
+            rows: [num_reqs] the requests' rows.
+            num_scheduled: [num_reqs] tokens to compute of each.
+        """
+        num_reqs = len(rows)
+        computed = batch.num_computed_tokens[rows]
+        seq_lens = computed + num_scheduled
+        ends = num_scheduled.cumsum()
+        num_tokens = int(ends[-1])
+        self._query_start_loc[1 : num_reqs + 1] = ends
+        self._seq_lens[:num_reqs] = seq_lens
+        if num_tokens == num_reqs:  # one token of each
+            token_rows, positions = rows, computed
+        else:
+            token_rows = rows.repeat(num_scheduled)
+            positions = np.arange(num_tokens) + (seq_lens - ends).repeat(num_scheduled)
+        self._positions[:num_tokens] = positions
+        self._input_ids[:num_tokens] = batch.token_ids[token_rows, positions]
+        max_seq_len = int(seq_lens.max())
+        for group, table in zip(self._groups, batch.block_tables, strict=True):
+            size = group.block_size
+            blocks, offsets = np.divmod(positions, size)
+            group.slot_mapping[:num_tokens] = table[token_rows, blocks] * np.int64(size) + offsets
+            num_blocks = -(-max_seq_len // size)
+            group.block_table[:num_reqs, :num_blocks] = table[rows, :num_blocks]
+        sampling = (seq_lens == batch.num_tokens[rows]).nonzero()[0]
+        return Filled(num_tokens, num_reqs, int(num_scheduled.max()), max_seq_len, sampling, ends[sampling] - 1)
+
+    def fill_with_one(self, num_tokens: int) -> Filled:
+        """A made-up request of ``num_tokens``, whose KV is all in block 1, which nobody has when a worker starts: for
+        recording and warming up."""
+        self._query_start_loc[:2] = 0, num_tokens
+        self._seq_lens[0] = num_tokens
+        self._positions[:num_tokens] = np.arange(num_tokens) % self._max_model_len
+        self._input_ids[:num_tokens] = 0
+        for group in self._groups:
+            group.block_table[0] = 1
+            group.slot_mapping[:num_tokens] = group.block_size + np.arange(num_tokens) % group.block_size
+        last = np.array([num_tokens - 1])
+        return Filled(num_tokens, 1, num_tokens, num_tokens, np.zeros(1, dtype=np.int64), last)

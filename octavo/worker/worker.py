@@ -24,7 +24,7 @@ logger = init_logger(__name__)
 Progress = Callable[[str, float], None]
 # Tokens of the forward that is measured: few enough to be quick, enough that a token's share tells.
 _PROFILED_TOKENS = 16
-_WARM_UP_TOKENS = 2
+_WARM_UP_TOKENS = 1
 
 
 class Worker:
@@ -92,8 +92,10 @@ class Worker:
         self._loaded().initialize_kv_cache(kv_cache_config, max_model_len)
 
     def compile_or_warm_up_model(self) -> None:
-        """Runs the model once, so that the first request does not pay for what is set up at the first call."""
-        self._loaded().dummy_run(_WARM_UP_TOKENS)
+        """Records the forward, and runs it once, so that the first request does not pay for what is set up then."""
+        runner = self._loaded()
+        runner.record()
+        runner.warm_up(_WARM_UP_TOKENS)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Forward of one step; sample_tokens() must follow before the next one."""

@@ -55,8 +55,8 @@ def test_what_asks_for_nothing_is_taken_on_the_command_line_and_as_a_keyword(
         (["-tp", "2"], "--tensor-parallel-size: octavo runs on one device so far; .* (1 is taken)"),
         (["-tp=2"], "--tensor-parallel-size: "),
         (["--tensor-parallel-size", "one"], "--tensor-parallel-size: "),
-        (["-O3"], "--optimization-level: every step is eager"),
-        (["--compilation-config.mode", "3"], "--compilation-config: every step is eager"),
+        (["-O3"], "--optimization-level: nothing is compiled"),
+        (["--compilation-config.mode", "3"], "--compilation-config: nothing is compiled"),
         (
             ["--speculative-config", '{"method": "ngram"}'],
             "--speculative-config: octavo has no speculative decoding yet",
@@ -78,7 +78,7 @@ def test_the_ways_that_people_write_them(
 
 
 @pytest.mark.parametrize(
-    "words", [["-tp", "1"], ["-tp=1"], ["--no-trust-remote-code"], ["--enforce-eager"], ["--swap-space", "0"]]
+    "words", [["-tp", "1"], ["-tp=1"], ["--no-trust-remote-code"], ["--no-cudagraph-metrics"], ["--swap-space", "0"]]
 )
 def test_model_is_not_taken_for_a_value_of_theirs(
     octavo: Callable[..., Any], served: list[Any], words: list[str]
@@ -94,8 +94,12 @@ def test_the_same_names_are_keywords() -> None:
         EngineArgs(tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="--enable-expert-parallel"):
         EngineArgs(enable_expert_parallel=1)
-    taken = EngineArgs(trust_remote_code=False, tensor_parallel_size=1, enforce_eager=True, quantization=None)
-    assert list(taken.without_effect) == ["--no-trust-remote-code", "--tensor-parallel-size 1", "--enforce-eager"]
+    taken = EngineArgs(trust_remote_code=False, tensor_parallel_size=1, cudagraph_metrics=False, quantization=None)
+    assert list(taken.without_effect) == [
+        "--no-trust-remote-code",
+        "--tensor-parallel-size 1",
+        "--no-cudagraph-metrics",
+    ]
 
 
 def test_what_changes_nothing_is_said(
@@ -103,8 +107,8 @@ def test_what_changes_nothing_is_said(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
     with caplog.at_level(logging.INFO, logger="octavo"):
-        build_config(EngineArgs(model=str(tiny_llama_dir), enforce_eager=True))
-    assert "--enforce-eager changes nothing: every step is eager" in caplog.text
+        build_config(EngineArgs(model=str(tiny_llama_dir), cudagraph_metrics=False))
+    assert "--no-cudagraph-metrics changes nothing: nothing is compiled" in caplog.text
 
 
 def test_the_table_is_vllms_and_names_nothing_twice() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from octavo import _native, envs
 from octavo.errors import ConfigError
 from octavo.kernels.native import attention, dequantize, products, rows
+from octavo.kernels.native.recording import record_forward
 from octavo.kernels.op import Provider
 from octavo.logging import init_logger
 from octavo.platforms import current_platform
@@ -41,7 +42,9 @@ def native_provider() -> Provider:
     for name, reason in refused.items():
         logger.warning("the kernels of level %s, which this processor has, are not used: %s", name, reason)
     _native.choose(level, current_platform().facts().num_threads)
-    return Provider(name="native", kernel_set=f"native-{level}", implementations=_KERNELS)
+    return Provider(
+        name="native", kernel_set=f"native-{level}", implementations=_KERNELS, record_forward=record_forward
+    )
 
 
 _KERNELS: dict[str, Any] = {

@@ -3,15 +3,12 @@
 import torch
 from torch import Tensor
 
+from octavo.kernels.arena import empty
+
 __all__ = ["TYPES", "check", "empty", "rows_of"]
 
 # The library's names of types.
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
-
-
-def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Memory for a result: [rows, …]."""
-    return torch.empty(shape, dtype=dtype)
 
 
 def check(dtype: torch.dtype, shape: tuple[int, ...] | None, **tensors: Tensor | None) -> None:
