@@ -167,3 +167,19 @@ def score(
     status: int,
     /,
 ) -> None: ...
+
+class StepInputs:
+    def fill(self, rows: list[int], num_scheduled: list[int], /) -> tuple[int, int, int, int]: ...
+    def append_tokens(self, rows: list[int], token_ids: list[int], /) -> None: ...
+    def gather(self, data: int, row_bytes: int, count: int, /) -> None: ...
+
+def step_inputs(
+    batch: list[int],
+    max_rows: int,
+    max_model_len: int,
+    step: list[int],
+    max_tokens: int,
+    max_reqs: int,
+    groups: list[tuple[int, int, int, int, int]],
+    /,
+) -> StepInputs: ...

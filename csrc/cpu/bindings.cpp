@@ -14,6 +14,7 @@
 #include "dispatch.hpp"
 #include "replay.hpp"
 #include "sample_bindings.hpp"
+#include "step_bindings.hpp"
 #include "thread_pool.hpp"
 
 namespace nb = nanobind;
@@ -161,6 +162,7 @@ NB_MODULE(_native, m) {
                     at<int32_t>(block_table), table_stride, table_width, requests, rows, query_heads, scale, window,
                     softcap, at<float>(sinks)});
   });
+  bind_step_inputs(m);
   bind_sample(m, [](const Sample& call) {
     const Working working;
     check(call);

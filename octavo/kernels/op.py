@@ -39,10 +39,12 @@ class RecordedForward(Protocol):
     Attributes:
         mode: ``"FULL"``: all of it in one call of the provider; ``"PIECEWISE"``: with ops of torch's between.
         split_by: names of these ops.
+        output: [max_rows, …] where ``run`` leaves what it computes.
     """
 
     mode: Literal["FULL", "PIECEWISE"]
     split_by: list[str]
+    output: Tensor
 
     def run(self, rows: int, requests: int) -> Tensor:
         """Computes the first ``rows`` → [rows, …], good until the next run."""

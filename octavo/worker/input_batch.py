@@ -5,7 +5,7 @@ steps index the rows they need, so nothing ever moves. Knows nothing of torch.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,7 @@ class InputBatch:
         self._num_blocks = np.zeros((len(block_sizes), max_num_seqs), dtype=np.int64)
 
         self.num_prompt_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
+        self._asking_for_prompt_logprobs: set[int] = set()
         self._temperature = np.zeros(max_num_seqs, dtype=np.float64)
         self._min_p = np.zeros(max_num_seqs, dtype=np.float64)
         self._top_k = np.zeros(max_num_seqs, dtype=np.int64)
@@ -69,6 +70,9 @@ class InputBatch:
         self._seed = np.zeros(max_num_seqs, dtype=np.int64)
         self._choice_index = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
+        # What the rows of the last batch that was sampled ask.
+        self._sampled_rows: NDArray[np.int64] | None = None
+        self._columns: list[NDArray[Any]] = []
         # Of the rows that have some.
         self._changes: dict[int, RequestChanges] = {}
         self._logprob_token_ids: dict[int, NDArray[np.int64]] = {}
@@ -102,6 +106,7 @@ class InputBatch:
         """Forgets a request. One that never reached the worker (aborted before its first step) is not an error."""
         row = self.row_of.pop(req_id, None)
         if row is not None:
+            self._asking_for_prompt_logprobs.discard(row)
             self._changes.pop(row, None)
             self._logprob_token_ids.pop(row, None)
             self._free_rows.append(row)
@@ -122,17 +127,28 @@ class InputBatch:
         self.token_ids[rows, ends] = token_ids
         self.num_tokens[rows] = ends + 1
 
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether any request asks for logprobs of its prompt."""
+        return bool(self._asking_for_prompt_logprobs)
+
     def sampling_metadata(self, rows: NDArray[np.int64]) -> SamplingMetadata:
-        """What ``rows`` ask of the sampler for their next token."""
+        """What ``rows`` ask of the sampler for their next token. A request's parameters never change: for the array
+        that ``rows()`` gave the last time too, they are not gathered again."""
+        if rows is not self._sampled_rows:
+            columns = (self._temperature, self._min_p, self._top_k, self._top_p, self._seed, self._choice_index)
+            self._sampled_rows = rows
+            self._columns = [column[rows] for column in (*columns, self._num_logprobs, self.num_prompt_tokens)]
+        temperature, min_p, top_k, top_p, seed, choice_index, num_logprobs, num_prompt_tokens = self._columns
         return SamplingMetadata(
-            temperature=self._temperature[rows],
-            min_p=self._min_p[rows],
-            top_k=self._top_k[rows],
-            top_p=self._top_p[rows],
-            seed=self._seed[rows],
-            choice_index=self._choice_index[rows],
-            output_position=self.num_tokens[rows] - self.num_prompt_tokens[rows],
-            num_logprobs=self._num_logprobs[rows],
+            temperature=temperature,
+            min_p=min_p,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            choice_index=choice_index,
+            output_position=self.num_tokens[rows] - num_prompt_tokens,
+            num_logprobs=num_logprobs,
             logprob_token_ids=_of_rows(self._logprob_token_ids, rows),
             changes=self._row_changes(rows),
         )
@@ -177,6 +193,8 @@ class InputBatch:
         self._choice_index[row] = request.choice_index
         self._num_logprobs[row] = self._listed(params.logprobs)
         self.num_prompt_logprobs[row] = self._listed(params.prompt_logprobs)
+        if params.prompt_logprobs is not None:
+            self._asking_for_prompt_logprobs.add(row)
         if params.logprob_token_ids is not None:
             self._num_logprobs[row] = 0
             self._logprob_token_ids[row] = np.array(params.logprob_token_ids, dtype=np.int64)

@@ -86,6 +86,7 @@ class ModelRunner:
         self._batch: InputBatch | None = None
         self._inputs: StepInputs | None = None
         self._recorded: RecordedForward | None = None
+        self._recorded_logits: RecordedForward | None = None
         self._step: _Step | None = None
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, max_model_len: int) -> None:
@@ -96,16 +97,15 @@ class ModelRunner:
             self._kv_tensors.update(dict.fromkeys(allocation.shared_by, raw))
         self._bind_kv_cache()
         scheduler = self._config.scheduler
-        block_sizes = [group.spec.block_size for group in kv_cache_config.groups]
         self._group_layers = [group.layer_names for group in kv_cache_config.groups]
         self._batch = InputBatch(
             max_num_seqs=scheduler.max_num_seqs,
             max_model_len=max_model_len,
             vocab_size=self._config.model.vocab_size,
-            block_sizes=block_sizes,
+            block_sizes=[group.spec.block_size for group in kv_cache_config.groups],
             processors=self._processors,
         )
-        self._inputs = StepInputs(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, max_model_len, block_sizes)
+        self._inputs = StepInputs(self._batch, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
 
     @torch.inference_mode()
     def record(self) -> None:
@@ -121,21 +121,28 @@ class ModelRunner:
         try:
             max_rows = self._config.scheduler.max_num_batched_tokens
             recorded = record_forward(forward, inputs.of_tokens(), max_rows)
+            hidden = recorded.output
+            logits = record_forward(
+                lambda rows: self._model.compute_logits(hidden[:rows]),
+                (hidden,),
+                min(max_rows, self._config.scheduler.max_num_seqs),
+            )
         except UnsupportedError as error:
             logger.warning("step replay: off, every step runs the model's Python: %s", error)
             return
-        self._recorded = recorded
-        if recorded.mode == "FULL":
-            logger.info("step replay: FULL")
+        self._recorded, self._recorded_logits = recorded, logits
+        split_by = [*recorded.split_by, *logits.split_by]
+        if split_by:
+            logger.warning("step replay: PIECEWISE, split by %s", ", ".join(split_by))
         else:
-            logger.warning("step replay: PIECEWISE, split by %s", ", ".join(recorded.split_by))
+            logger.info("step replay: FULL")
 
     @torch.inference_mode()
     def warm_up(self, num_tokens: int) -> None:
         """Forward and logits of one made-up request. What it leaves in the KV cache is cleared."""
         inputs = self._initialized()[1]
         filled = inputs.fill_with_one(num_tokens)
-        self._model.compute_logits(self._forward(inputs, filled)[:1])
+        self._logits(self._forward(inputs, filled)[:1])
         for name, raw in self._kv_tensors.items():
             size = (
                 self._layers[name]
@@ -157,16 +164,21 @@ class ModelRunner:
             self._step = _Step(req_ids, None, nothing, nothing)
             return
         rows = batch.rows(req_ids)
-        num_scheduled = np.array(list(scheduler_output.num_scheduled_tokens.values()), dtype=np.int64)
-        filled = inputs.fill(batch, rows, num_scheduled)
+        num_scheduled = list(scheduler_output.num_scheduled_tokens.values())
+        filled = inputs.fill(rows, num_scheduled)
         hidden = self._forward(inputs, filled)
-        wanted = find_prompt_rows(batch, rows, num_scheduled)
+        prompt = None
+        if batch.wants_prompt_logprobs:
+            wanted = find_prompt_rows(batch, rows, np.array(num_scheduled, dtype=np.int64))
+            if wanted is not None:
+                prompt = wanted, hidden.index_select(0, torch.from_numpy(wanted.tokens))
+        num_sampling = len(filled.sampling)
         self._step = _Step(
             req_ids,
-            _select(hidden, filled.sampling_tokens) if filled.sampling.size else None,
+            inputs.select_sampling(hidden, filled) if num_sampling else None,
             filled.sampling,
-            rows[filled.sampling],
-            None if wanted is None else (wanted, _select(hidden, wanted.tokens)),
+            rows if num_sampling == len(rows) else rows[filled.sampling],
+            prompt,
         )
 
     @torch.inference_mode()
@@ -175,7 +187,7 @@ class ModelRunner:
         if self._step is None:
             raise RuntimeError("sample_tokens was called without a forward before it")
         step, self._step = self._step, None
-        batch, _ = self._initialized()
+        batch, inputs = self._initialized()
         output = ModelRunnerOutput(
             req_ids=step.req_ids,
             sampled_token_ids=[[] for _ in step.req_ids],
@@ -184,9 +196,12 @@ class ModelRunner:
         )
         if step.hidden is not None:
             metadata = batch.sampling_metadata(step.rows)
-            sampled = self._sampler(self._model.compute_logits(step.hidden), metadata)
-            done = sampled.token_ids >= 0
-            batch.append_tokens(step.rows[done], sampled.token_ids[done])
+            sampled = self._sampler(self._logits(step.hidden), metadata)
+            rows, token_ids = step.rows, sampled.token_ids
+            if sampled.errors:
+                done = token_ids >= 0
+                rows, token_ids = rows[done], token_ids[done]
+            inputs.append_tokens(rows, token_ids)
             _fill_output(output, step, sampled)
         if step.prompt is not None:
             logprobs, errors = compute_prompt_logprobs(
@@ -207,7 +222,8 @@ class ModelRunner:
         block_sizes = sorted({spec.block_size for spec in specs.values()})
         for name, spec in specs.items():
             self._layers[name].bind_kv_cache(torch.zeros(2 * spec.page_size_bytes, dtype=torch.uint8))
-        inputs = StepInputs(num_tokens, 1, num_tokens, block_sizes)
+        batch = InputBatch(1, num_tokens, self._config.model.vocab_size, block_sizes)
+        inputs = StepInputs(batch, num_tokens, 1)
         filled = inputs.fill_with_one(num_tokens)
         by_size = dict(zip(block_sizes, inputs.metadata(filled), strict=True))
         metadata = {name: by_size[spec.block_size] for name, spec in specs.items()}
@@ -221,6 +237,12 @@ class ModelRunner:
         if self._recorded is not None:
             return self._recorded.run(filled.num_tokens, filled.num_reqs)
         return self._run_model(inputs, filled)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Of what ``_forward`` gave, its first rows: [rows, vocab_size], good until the next call."""
+        if self._recorded_logits is not None:
+            return self._recorded_logits.run(hidden.shape[0], 1)
+        return self._model.compute_logits(hidden)
 
     def _run_model(self, inputs: StepInputs, filled: Filled) -> Tensor:
         metadata = inputs.metadata(filled)
@@ -236,11 +258,6 @@ class ModelRunner:
     def _bind_kv_cache(self) -> None:
         for name, raw in self._kv_tensors.items():
             self._layers[name].bind_kv_cache(raw)
-
-
-def _select(hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
-    """Some of the rows, in ascending order: all of them are handed on as they are."""
-    return hidden if len(rows) == hidden.shape[0] else hidden.index_select(0, torch.from_numpy(rows))
 
 
 def _fill_output(output: ModelRunnerOutput, step: _Step, sampled: SamplerOutput) -> None:

@@ -139,12 +139,13 @@ class RecordedForward:
 
     mode: ``"FULL"``: one native call; ``"PIECEWISE"``: with ops of torch's between native calls.
     split_by: names of these ops.
+    output: [max_rows, …] where ``run`` leaves what it computes.
     """
 
     def __init__(self, parts: list[_native.Recording | _TorchPiece], arena: Arena, output: Tensor) -> None:
         self._arena = arena  # what the kernels read and write lives as long as this
         self._parts = [part for part in parts if isinstance(part, _TorchPiece) or part.kernels()]
-        self._output = _Rows(output)
+        self.output = output
         self.split_by = sorted({str(part.func) for part in parts if isinstance(part, _TorchPiece)})
         self.mode: Literal["FULL", "PIECEWISE"] = "PIECEWISE" if self.split_by else "FULL"
 
@@ -159,7 +160,7 @@ class RecordedForward:
                 part.run(rows)
             else:
                 part.run(rows, requests)
-        return self._output.view(rows)
+        return self.output[:rows]
 
 
 def record_forward(forward: Callable[[int], Tensor], inputs: tuple[Tensor, ...], max_rows: int) -> RecordedForward:
