@@ -123,6 +123,7 @@ def test_the_command_line_has_a_flag_for_every_option_and_states_only_what_was_g
         "cache": {},
         "scheduler": {},
         "parallel": {},
+        "compilation": {},
         "observability": {},
     }
     line = "m --max-model-len 64 --no-enable-prefix-caching --scheduling-policy priority --gpu-memory-utilization 0.2"
