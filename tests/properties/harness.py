@@ -82,6 +82,11 @@ class Run:
         return [r["scheduled"] for step in self.trace for r in step["requests"] if r["id"] == wanted]
 
     @property
+    def graph_modes(self) -> set[str]:
+        """How the steps' forwards ran."""
+        return {step["graph_mode"] for step in self.trace}
+
+    @property
     def preemptions(self) -> int:
         return sum(len(step["preempted"]) for step in self.trace)
 

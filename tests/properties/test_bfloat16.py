@@ -1,4 +1,5 @@
-"""The promises in bfloat16, which is what models are served in: chunks and neighbours change no bit of a logprob."""
+"""The promises in bfloat16, which is what models are served in: chunks and neighbours change no bit of a logprob, in
+replayed steps as in those that run the model's Python."""
 
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from octavo.kernels.native import provider
 from tests.properties.harness import PROMPT_LEN, Runner, assert_same, greedy, prompt, seeded
 
 
-@pytest.mark.parametrize("chunk", [16, 17])
-def test_chunked_prefill_changes_nothing(run: Runner, model_dir: Path, chunk: int) -> None:
+@pytest.mark.parametrize(("chunk", "enforce_eager"), [(16, False), (17, False), (17, True)])
+def test_chunked_prefill_changes_nothing(run: Runner, model_dir: Path, chunk: int, enforce_eager: bool) -> None:
     whole = run(model_dir, [prompt(70)], seeded(3), dtype="bfloat16")
-    chunked = run(model_dir, [prompt(70)], seeded(3), dtype="bfloat16", long_prefill_token_threshold=chunk)
+    settings = {"long_prefill_token_threshold": chunk, "enforce_eager": enforce_eager}
+    chunked = run(model_dir, [prompt(70)], seeded(3), dtype="bfloat16", **settings)
+    assert (whole.graph_modes, chunked.graph_modes) == ({"FULL"}, {"EAGER" if enforce_eager else "FULL"})
     assert whole.scheduled()[0] == PROMPT_LEN
     assert max(chunked.scheduled()) == chunk
     assert_same(whole.outputs[0], chunked.outputs[0])
@@ -40,7 +43,9 @@ def test_control_one_bit_of_one_activation_is_noticed(
         return found
 
     monkeypatch.setitem(provider._KERNELS, "gated_linear", nudged)
-    whole = run(llama_dir, [prompt(70)], seeded(3), dtype="bfloat16")
-    chunked = run(llama_dir, [prompt(70)], seeded(3), dtype="bfloat16", long_prefill_token_threshold=17)
+    # A replayed step runs no Python in which to nudge.
+    settings = {"dtype": "bfloat16", "enforce_eager": True}
+    whole = run(llama_dir, [prompt(70)], seeded(3), **settings)
+    chunked = run(llama_dir, [prompt(70)], seeded(3), **settings, long_prefill_token_threshold=17)
     with pytest.raises(AssertionError):
         assert_same(whole.outputs[0], chunked.outputs[0])
