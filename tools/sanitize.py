@@ -11,7 +11,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "build" / "sanitize"
-TESTS = ["tests/kernels", "tests/attention"]
+TESTS = [
+    "tests/kernels",
+    "tests/attention",
+    "tests/sample",
+    "tests/worker/test_steps.py",
+    "tests/models/test_replay.py",
+]
 # An editable installation would be found before the folder.
 RUN = """
 import sys
