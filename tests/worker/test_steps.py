@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 from octavo import kernels
 from octavo.types import SamplingParams
 from octavo.worker import Worker
-from octavo.worker.input_batch import InputBatch
-from octavo.worker.step_inputs import StepInputs
 from tests.worker.toy import (
     EOS,
     MAX_MODEL_LEN,
@@ -373,24 +370,3 @@ def test_a_request_that_comes_as_new_twice_is_refused(toy: tuple[Worker, ToyMode
         else:
             with pytest.raises(ValueError, match="holds it already"):
                 worker.execute_model(scheduler.schedule(a=1))
-
-
-@pytest.mark.parametrize(
-    ("row", "num_scheduled", "why"),
-    [(3, 1, "row"), (-1, 1, "row"), (0, 9, "model's length"), (0, 0, "model's length"), (0, 7, "max-num-batched")],
-)
-def test_the_native_call_refuses_what_is_beyond_the_arrays(
-    provider: str, row: int, num_scheduled: int, why: str
-) -> None:
-    if provider == "torch":
-        return  # numpy checks its indices
-    batch = InputBatch(max_num_seqs=3, max_model_len=8, vocab_size=10, block_sizes=[4])
-    inputs = StepInputs(batch, max_tokens=6, max_reqs=2)
-    with pytest.raises(IndexError, match=why):
-        inputs.fill(np.array([row]), [num_scheduled])
-    with pytest.raises(IndexError, match="requests"):
-        inputs.fill(np.array([0, 1, 2]), [1, 1, 1])
-    batch.num_tokens[:] = 8
-    with pytest.raises(IndexError, match="as long as"):
-        inputs.append_tokens(np.array([0, 1]), np.array([5, 5]))
-    assert inputs.fill(np.array([0]), [6]).num_tokens == 6  # the control
