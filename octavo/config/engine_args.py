@@ -1,16 +1,12 @@
 """What was stated, by flag or by keyword: one set of names for both, taken from the config dataclasses."""
 
 import argparse
-import dataclasses
 import difflib
-import json
-import types
-import typing
-from collections.abc import Callable
 from typing import Any
 
 from octavo.config.cache import CacheConfig
 from octavo.config.compilation import CompilationConfig
+from octavo.config.flags import Flag, add_flags, flags_of
 from octavo.config.load import LoadConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
@@ -30,115 +26,11 @@ _GROUPS: dict[str, type] = {
     "parallel": ParallelConfig,
     "observability": ObservabilityConfig,
 }
-_EXPECTED = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    list: "a name or a list of names",
-    dict: "a JSON object",
-}
-_METAVARS = {int: "N", float: "X", str: "TEXT", list: "NAME", dict: "JSON"}
 
 
-class _Option:
-    """A field of a config dataclass, as something that can be stated.
-
-    Attributes:
-        keyword: the flag's name with underscores.
-        group: name of the config that it belongs to.
-        kind: int, float, bool, str, list (of strings) or dict.
-    """
-
-    def __init__(self, group: str, item: "dataclasses.Field[Any]", hint: Any) -> None:
-        self.group = group
-        self.item = item
-        self.keyword = (item.metadata["flag"] or item.name).replace("-", "_")
-        if isinstance(hint, types.UnionType):  # int | None
-            hint = next(part for part in typing.get_args(hint) if part is not type(None))
-        self.kind: type = typing.get_origin(hint) or hint
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.keyword.replace("_", "-")
-
-    def checked(self, value: Any) -> Any:
-        """The value, if this option can have it.
-
-        Raises:
-            ConfigError
-        """
-        kind = self.kind
-        if kind is list and isinstance(value, str | tuple):
-            value = [value] if isinstance(value, str) else list(value)
-        elif kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-        if kind is list:
-            may_be_empty = self.item.default_factory is not dataclasses.MISSING
-            right = right and all(isinstance(entry, str) and entry for entry in value) and bool(value or may_be_empty)
-        if kind is str:
-            right = right and value != ""
-        if not right:
-            raise ConfigError(f"{self.flag} must be {_EXPECTED[kind]}, got {value!r:.200}")
-        refusal = (self.item.metadata["refused"] or {}).get(value) if kind is str else None
-        if refusal:
-            raise ConfigError(f"{self.flag} {value}: {refusal}")
-        choices = self.item.metadata["choices"]
-        if choices and value not in choices:
-            raise ConfigError(f"{self.flag} must be one of {', '.join(choices)}; got {value!r:.200}")
-        return value
-
-    def add_to(self, group: "argparse._ArgumentGroup") -> None:
-        """The flag."""
-        metadata = self.item.metadata
-        default = "" if self.item.default in (None, dataclasses.MISSING) else f" (default: {self.item.default})"
-        settings: dict[str, Any] = {"default": None, "help": metadata["help"] + default, "dest": self.keyword}
-        if self.kind is bool:
-            settings["action"] = argparse.BooleanOptionalAction
-        else:
-            choices = metadata["choices"]
-            settings["metavar"] = metadata["metavar"] or (
-                "{" + ",".join(choices) + "}" if choices else _METAVARS[self.kind]
-            )
-            settings["type"] = self._parser()
-            if self.kind is list:
-                settings["nargs"] = "+"
-        names = [name for name in (metadata["short"], self.flag) if name]
-        group.add_argument(*names, **settings)
-
-    def _parser(self) -> Callable[[str], Any]:
-        """From a word of the command line to the value; argparse names the flag in front of what is raised."""
-
-        def parse(text: str) -> Any:
-            try:
-                if self.kind is list:
-                    return text if text else self.checked([text])
-                return self.checked(_read_word(text, self.kind))
-            except ConfigError as error:
-                raise argparse.ArgumentTypeError(str(error).removeprefix(self.flag).lstrip(" :")) from error
-
-        return parse
-
-
-def _read_word(text: str, kind: type) -> Any:
-    """What the word says, as ``kind``; the word itself where it says no such thing."""
-    try:
-        return json.loads(text) if kind is dict else kind(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _options() -> dict[str, _Option]:
-    """Keyword → option."""
-    found = {}
-    for group, config in _GROUPS.items():
-        hints = typing.get_type_hints(config)
-        for item in dataclasses.fields(config):
-            if "help" in item.metadata:
-                option = _Option(group, item, hints[item.name])
-                found[option.keyword] = option
-    return found
+def _options() -> dict[str, Flag]:
+    """Keyword → option of the engine."""
+    return flags_of(_GROUPS)
 
 
 class _Absent(argparse.Action):
@@ -200,10 +92,7 @@ class EngineArgs:
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
         """Adds a flag for every option but the model, which is a positional argument of its command; vLLM's other
         flags too, which ``--help`` does not tell of."""
-        groups = {name: parser.add_argument_group(f"{name} options") for name in _GROUPS}
-        for keyword, option in _options().items():
-            if keyword != "model":
-                option.add_to(groups[option.group])
+        add_flags(parser, {keyword: flag for keyword, flag in _options().items() if keyword != "model"})
         for absent in absent_flags().values():
             _add_absent(absent, parser)
 

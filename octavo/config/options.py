@@ -16,6 +16,8 @@ def option(
     choices: tuple[str, ...] | None = None,
     refused: Mapping[str, str] | None = None,
     metavar: str | None = None,
+    least: float | None = None,
+    most: float | None = None,
 ) -> Any:
     """A dataclass field whose metadata the command line is made from.
 
@@ -26,9 +28,19 @@ def option(
         short: another name of the flag, with its dash.
         choices: the values that are allowed.
         refused: values that people know from elsewhere → why octavo does not have them.
-        metavar: what stands for the value in ``--help``.
+        metavar: what stands for the value in ``--help``; SECONDS is a unit, too.
+        least, most: bounds of a number, both allowed; infinity and NaN then are not.
     """
-    stated = {"help": help, "flag": flag, "short": short, "choices": choices, "refused": refused, "metavar": metavar}
+    stated = {
+        "help": help,
+        "flag": flag,
+        "short": short,
+        "choices": choices,
+        "refused": refused,
+        "metavar": metavar,
+        "least": least,
+        "most": most,
+    }
     if default in ([], {}):
         return field(default_factory=type(default), metadata=stated)
     return field(default=default, metadata=stated)

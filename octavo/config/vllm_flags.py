@@ -26,7 +26,7 @@ _TABLE: list[tuple[str, str]] = [
         "data-parallel-supervisor-port dp-supervisor-probe-failure-threshold dp-supervisor-probe-interval-s "
         "dp-supervisor-probe-timeout-s -dcp/decode-context-parallel-size=1 -pcp/prefill-context-parallel-size=1 "
         "cp-kv-cache-interleave-size=1 dcp-kv-cache-interleave-size=1 dcp-comm-backend -n/nnodes=1 "
-        "-r/node-rank=0 master-addr master-port headless? -asc/api-server-count=1 distributed-timeout-seconds "
+        "-r/node-rank=0 master-addr master-port headless? distributed-timeout-seconds "
         "cpu-distributed-timeout-seconds disable-custom-all-reduce?=true|false "
         "disable-nccl-for-dp-synchronization?=true|false ray-workers-use-nsight? "
         "max-parallel-loading-workers worker-use-ray? engine-use-ray? "

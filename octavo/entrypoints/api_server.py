@@ -120,10 +120,10 @@ async def _answer(state: ServerState, request: Request, serving: _Serving[_Reque
     arrival_time = time.monotonic()
     name = request.state.request_id = _request_id(request.headers.get("x-request-id", ""))
     try:
-        body = await read_json_object(request, state.max_body_bytes)
+        body = await read_json_object(request, state.config.limits.max_body_bytes)
         asked = serving.parse(body)
         ignored = asked.ignored_fields()
-        if ignored and state.strict_requests:
+        if ignored and state.config.answer.strict_requests:
             raise _unknown(ignored)
         if asked.request_id is not None:
             name = request.state.request_id = _checked_id(asked.request_id)

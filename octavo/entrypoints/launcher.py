@@ -14,14 +14,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import uvicorn
 import uvloop
 
-from octavo.config import EngineArgs
+from octavo.config import EngineArgs, ServerConfig
 from octavo.engine import AsyncLLM, build_config
 from octavo.entrypoints.api_server import build_app
 from octavo.entrypoints.errors import UnavailableError
@@ -31,7 +30,7 @@ from octavo.errors import ConfigError, EngineDeadError, ModelError
 from octavo.logging import init_logger
 from octavo.renderers import ChatRenderer
 
-__all__ = ["ServeOptions", "serve"]
+__all__ = ["serve"]
 
 logger = init_logger(__name__)
 
@@ -47,45 +46,17 @@ _LAST_WORDS_SECONDS = 1.5
 _LAST_RESORT_SECONDS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """What concerns the server and not the engine.
-
-    Attributes:
-        host: address to listen on.
-        port: 0: any that is free.
-        chat_template: file with a Jinja template, instead of the model's own.
-        reasoning_parser: a name of octavo.parsers.REASONING_PARSERS, "auto" or "none".
-        shutdown_timeout: seconds that running requests get to finish after SIGTERM or SIGINT.
-        access_log: a line for every request.
-        log_level: of the HTTP server's own log.
-        max_body_bytes: largest request body.
-        strict_requests: fields of a request that octavo does not know are refused instead of named in a header.
-        trust_request_chat_template: requests may bring a chat template of their own.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    chat_template: Path | None = None
-    reasoning_parser: str = "auto"
-    shutdown_timeout: float = 30.0
-    access_log: bool = True
-    log_level: str = "info"
-    max_body_bytes: int = 32 * 1024 * 1024
-    strict_requests: bool = False
-    trust_request_chat_template: bool = False
-
-
-def serve(engine_args: EngineArgs, options: ServeOptions) -> int:
+def serve(engine_args: EngineArgs, config: ServerConfig) -> int:
     """Runs a server until it is told to end; returns the exit code.
 
     Raises:
         ConfigError, ModelError: it cannot start as configured.
         EngineDeadError: the engine has died.
     """
-    with contextlib.closing(listen(options.host, options.port)) as sock:
-        chat_template = None if options.chat_template is None else _read_template(options.chat_template)
-        server = _ServerProcess(engine_args, options, sock, chat_template)
+    with contextlib.closing(listen(config.http.host, config.http.port)) as sock:
+        file = config.answer.chat_template
+        chat_template = None if file is None else _read_template(Path(file))
+        server = _ServerProcess(engine_args, config, sock, chat_template)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(server.run())
 
@@ -108,19 +79,14 @@ class _HttpServer(uvicorn.Server):
 
 class _ServerProcess:
     def __init__(
-        self, engine_args: EngineArgs, options: ServeOptions, sock: socket.socket, chat_template: str | None
+        self, engine_args: EngineArgs, config: ServerConfig, sock: socket.socket, chat_template: str | None
     ) -> None:
         self._engine_args = engine_args
-        self._options = options
+        self._config = config
         self._socket = sock
         self._url = url_of(sock)
         self._chat_template = chat_template
-        self._state = ServerState(
-            options.max_body_bytes,
-            options.reasoning_parser,
-            strict_requests=options.strict_requests,
-            trust_request_chat_template=options.trust_request_chat_template,
-        )
+        self._state = ServerState(config)
         self._engine: AsyncLLM | None = None
         self._signals: list[int] = []
         self._signalled = asyncio.Event()
@@ -160,8 +126,8 @@ class _ServerProcess:
         return uvicorn.Config(
             build_app(self._state),
             log_config=None,
-            log_level=self._options.log_level,
-            access_log=self._options.access_log,
+            log_level=self._config.logs.uvicorn_log_level,
+            access_log=not self._config.logs.disable_uvicorn_access_log,
             http="httptools",
             ws="none",
             lifespan="off",
@@ -236,7 +202,7 @@ class _ServerProcess:
 
     async def _drain(self, engine_task: asyncio.Task[None]) -> None:
         """Lets running requests finish, as long as they may. The engine's death meanwhile is raised."""
-        state, timeout = self._state, self._options.shutdown_timeout
+        state, timeout = self._state, self._config.http.shutdown_timeout
         state.draining = True
         if len(state.active) and timeout > 0:
             requests = "1 running request" if len(state.active) == 1 else f"{len(state.active)} running requests"

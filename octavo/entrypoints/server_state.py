@@ -3,6 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from octavo.config import ServerConfig
 from octavo.entrypoints.active_requests import ActiveRequests
 from octavo.entrypoints.errors import UnavailableError
 from octavo.entrypoints.openai import (
@@ -31,7 +32,9 @@ class Services:
     Args:
         engine: loaded.
         chat_template: instead of the model's own.
-        reasoning_parser, trust_template: see ServerState.
+        reasoning_parser: how chats' answers are split into reasoning and content: a name of REASONING_PARSERS,
+            "none", or "auto": as the chat template says.
+        trust_template: requests may bring a chat template of their own.
     """
 
     def __init__(
@@ -73,11 +76,7 @@ def _reasoning_format(parser: str, chat_template: str | None) -> ReasoningFormat
 class ServerState:
     """Args:
 
-    max_body_bytes: largest request body.
-    reasoning_parser: how chats' answers are split into reasoning and content: a name of REASONING_PARSERS, "none", or
-        "auto": as the chat template says.
-    strict_requests: unknown fields of a request are refused.
-    trust_request_chat_template: requests may bring a chat template of their own.
+    config: the server's settings.
 
     Raises:
         ConfigError: there is no such reasoning parser.
@@ -90,21 +89,12 @@ class ServerState:
         active: the generations under way.
     """
 
-    def __init__(
-        self,
-        max_body_bytes: int,
-        reasoning_parser: str = _FROM_TEMPLATE,
-        *,
-        strict_requests: bool = False,
-        trust_request_chat_template: bool = False,
-    ) -> None:
+    def __init__(self, config: ServerConfig | None = None) -> None:
+        self.config = config if config is not None else ServerConfig()
         known = (_FROM_TEMPLATE, _NO_REASONING, *REASONING_PARSERS)
-        if reasoning_parser not in known:
-            raise ConfigError(f"--reasoning-parser must be one of {', '.join(known)}; got {reasoning_parser!r}")
-        self.max_body_bytes = max_body_bytes
-        self.reasoning_parser = reasoning_parser
-        self.strict_requests = strict_requests
-        self.trust_request_chat_template = trust_request_chat_template
+        parser = self.config.answer.reasoning_parser
+        if parser not in known:
+            raise ConfigError(f"--reasoning-parser must be one of {', '.join(known)}; got {parser!r}")
         self.stage = "starting"
         self.progress = 0.0
         self.services: Services | None = None
@@ -120,7 +110,8 @@ class ServerState:
         Raises:
             ConfigError: the template is not valid.
         """
-        self.services = Services(engine, chat_template, self.reasoning_parser, self.trust_request_chat_template)
+        answer = self.config.answer
+        self.services = Services(engine, chat_template, answer.reasoning_parser, answer.trust_request_chat_template)
 
     @property
     def dead_cause(self) -> str | None:

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from octavo.config import EngineArgs
-from octavo.entrypoints import ServeOptions
+from octavo.config import EngineArgs, ServerConfig
 
 OCTAVO = [sys.executable, "-c", "import sys; from octavo.cli import main; sys.exit(main())"]
 
@@ -220,12 +219,12 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineArgs, ServeOptions]]:
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineArgs, ServerConfig]]:
     """What would have been served."""
-    calls: list[tuple[EngineArgs, ServeOptions]] = []
+    calls: list[tuple[EngineArgs, ServerConfig]] = []
 
-    def serve(engine_args: EngineArgs, options: ServeOptions) -> int:
-        calls.append((engine_args, options))
+    def serve(engine_args: EngineArgs, config: ServerConfig) -> int:
+        calls.append((engine_args, config))
         return 0
 
     monkeypatch.setattr("octavo.entrypoints.serve", serve)

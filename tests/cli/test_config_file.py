@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from octavo.config import HttpConfig, LogsConfig
+
 Octavo = Callable[..., Any]
 
 
@@ -34,7 +36,7 @@ seed: null
 def test_all_kinds_of_flags_may_stand_in_a_file(octavo: Octavo, served: list[Any], file: Path) -> None:
     file.write_text(WHOLE)
     assert octavo("serve", "--config", str(file)).code == 0
-    ((engine_args, options),) = served
+    ((engine_args, config),) = served
     assert engine_args.stated["model"] == {
         "model": "my/model",
         "max_model_len": 64,
@@ -45,20 +47,21 @@ def test_all_kinds_of_flags_may_stand_in_a_file(octavo: Octavo, served: list[Any
     assert engine_args.stated["scheduler"] == {"max_num_seqs": 3}
     assert engine_args.stated["observability"] == {"disable_log_stats": False}
     assert list(engine_args.without_effect) == ["--tensor-parallel-size 1"]
-    assert (options.port, options.log_level, options.access_log) == (9000, "error", False)
+    assert config.http == HttpConfig(port=9000)
+    assert config.logs == LogsConfig(uvicorn_log_level="error", disable_uvicorn_access_log=True)
 
 
 def test_the_command_line_goes_before_the_file(octavo: Octavo, served: list[Any], file: Path) -> None:
     file.write_text(WHOLE)
     words = ["other", "--max-model-len", "32", "--served-model-name", "c", "--enable-prefix-caching", "--port=1"]
     assert octavo("serve", *words, f"--config={file}").code == 0
-    ((engine_args, options),) = served
+    ((engine_args, config),) = served
     assert engine_args.stated["model"]["model"] == "other"
     assert engine_args.stated["model"]["max_model_len"] == 32
     assert engine_args.stated["model"]["served_model_name"] == ["c"]
     assert engine_args.stated["cache"] == {"enable_prefix_caching": True}
     assert engine_args.stated["scheduler"] == {"max_num_seqs": 3}
-    assert options.port == 1
+    assert config.http.port == 1
 
 
 def test_an_empty_file_says_nothing(octavo: Octavo, served: list[Any], file: Path) -> None:
@@ -72,7 +75,7 @@ def test_an_empty_file_says_nothing(octavo: Octavo, served: list[Any], file: Pat
     [
         ("max-modle-len: 5", "'max-modle-len' is no flag; did you mean 'max-model-len'?"),
         ("config: x.yaml", "'config' is for the command line only"),
-        ("port: 70000", "'port': argument --port: must be a whole number between 0 and 65535, got '70000'"),
+        ("port: 70000", "'port': argument --port: must be a whole number between 0 and 65535, got 70000"),
         ("max-model-len: long", "'max-model-len': argument --max-model-len: must be a whole number, got 'long'"),
         ("max-model-len: true", "'max-model-len': True is no value of it"),
         ("max-model-len: [1, 2]", "'max-model-len': unrecognized arguments: 2"),

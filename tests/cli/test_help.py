@@ -41,7 +41,18 @@ def test_a_groups_name_shows_the_group(octavo: Octavo, word: str) -> None:
 def test_the_groups_have_names(octavo: Octavo) -> None:
     lines = octavo("serve", "--help=listgroup").out.splitlines()
     names = [line.partition(":")[0] for line in lines]
-    assert {"server", "model", "load", "cache", "scheduler", "parallel", "observability"} <= set(names)
+    assert {
+        "http",
+        "limits",
+        "answer",
+        "logs",
+        "model",
+        "load",
+        "cache",
+        "scheduler",
+        "parallel",
+        "observability",
+    } <= set(names)
     for name in names:
         assert octavo("serve", f"--help={name}").code == 0
 

@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from octavo.config import EngineArgs, OctavoConfig, resolve_config
+from octavo.config import AnswerConfig, EngineArgs, LimitsConfig, OctavoConfig, ServerConfig, resolve_config
 from octavo.engine import InputProcessor
 from octavo.entrypoints import ServerState, build_app
 from octavo.errors import EngineDeadError
@@ -250,12 +250,12 @@ class Server:
     ) -> None:
         self.engine = FakeAsyncLLM(**engine_options)
         self.engine.tokenizer.chat_template = chat_template
-        self.state = ServerState(
-            max_body_bytes,
-            reasoning_parser,
+        answer = AnswerConfig(
+            reasoning_parser=reasoning_parser,
             strict_requests=strict_requests,
             trust_request_chat_template=trust_request_chat_template,
         )
+        self.state = ServerState(ServerConfig(answer=answer, limits=LimitsConfig(max_body_bytes=max_body_bytes)))
         self.state.attach(self.engine)  # type: ignore[arg-type]
         self.app = build_app(self.state)
 

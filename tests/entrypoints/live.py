@@ -12,6 +12,7 @@ import openai
 import uvicorn
 
 from octavo import AsyncLLM
+from octavo.config import LimitsConfig, ServerConfig
 from octavo.entrypoints import ServerState, build_app
 
 __all__ = ["LiveServer", "greedy"]
@@ -25,7 +26,7 @@ class LiveServer:
     def __init__(self, model: Path) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._state = ServerState(MAX_BODY_BYTES)
+        self._state = ServerState(ServerConfig(limits=LimitsConfig(max_body_bytes=MAX_BODY_BYTES)))
         app = build_app(self._state)
         self._http = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off"))
         self._model = model

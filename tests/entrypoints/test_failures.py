@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from octavo.config import AnswerConfig, ServerConfig
 from octavo.entrypoints import ServerState, build_app
 from octavo.errors import ConfigError, EngineDeadError, NoTokenLeftError, RequestError, RequestFailedError
 
@@ -95,7 +96,7 @@ def test_while_draining(server: Any, error: Error) -> None:
 
 def test_an_unknown_reasoning_parser_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match=r"--reasoning-parser must be one of auto, none, think; got 'magic'"):
-        ServerState(1, "magic")
+        ServerState(ServerConfig(answer=AnswerConfig(reasoning_parser="magic")))
 
 
 def test_a_fault_of_ours_in_any_route_says_nothing_of_it(server: Any, error: Error) -> None:
@@ -104,6 +105,6 @@ def test_a_fault_of_ours_in_any_route_says_nothing_of_it(server: Any, error: Err
 
 
 def test_the_app_can_be_built_before_there_is_a_loop() -> None:
-    state = ServerState(1)
+    state = ServerState()
     assert build_app(state) is not build_app(state)
     assert asyncio.run(state.active.wait_idle(0.1))
