@@ -1,16 +1,9 @@
 """`octavo serve` as a process: how it starts, drains and ends, and what is left when something is killed."""
 
-import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,152 +12,9 @@ import httpx
 import psutil
 import pytest
 
-PROMPT = [5, 6, 7, 8]
+from tests.faults.server_process import START_SECONDS, Server, error_in, is_running, send_request, wait_until
+
 LENGTH = 8192
-NOTICED_SECONDS = 5.0
-START_SECONDS = 60.0
-SERVE = "import sys; from octavo.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = NOTICED_SECONDS) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
-class Server:
-    """A server process, its engine, and a client.
-
-    Attributes:
-        lines: what it has said on stderr.
-        folder: its folder for temporary files.
-    """
-
-    def __init__(self, *words: str, port: int = 0) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="t-"))
-        self.lines: list[str] = []
-        settings = {"TMPDIR": str(self.folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, *words, "--port", str(port)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | settings,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.http = httpx.Client(trust_env=False, timeout=30)
-        self._engine_pid: int | None = None
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip("\n"))
-
-    def said(self, text: str) -> str | None:
-        return next((line for line in list(self.lines) if text in line), None)
-
-    def wait_said(self, text: str, seconds: float = NOTICED_SECONDS) -> str:
-        assert wait_until(lambda: self.said(text) or self.process.poll() is not None, seconds), self.lines
-        line = self.said(text)
-        assert line is not None, self.lines
-        return line
-
-    def wait_ready(self) -> "Server":
-        self.wait_said("octavo is loading", START_SECONDS)
-        assert wait_until(lambda: self.health().get("status") != "loading", START_SECONDS), self.lines
-        assert self.health() == {"status": "ok"}
-        assert self.engine_pid
-        return self
-
-    def health(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.http.get(f"{self.url}/health").json()
-        return found
-
-    @property
-    def url(self) -> str:
-        return self.wait_said("octavo is loading", START_SECONDS).rsplit(" ", 1)[1]
-
-    @property
-    def port(self) -> int:
-        return int(self.url.rsplit(":", 1)[1])
-
-    @property
-    def engine_pid(self) -> int:
-        """Waits for it to be there."""
-        if self._engine_pid is None:
-            me = psutil.Process(self.process.pid)
-            found: list[psutil.Process] = []
-            assert wait_until(lambda: found.extend(me.children()) or found, START_SECONDS)
-            self._engine_pid = found[0].pid
-        return self._engine_pid
-
-    def body(self, **fields: Any) -> dict[str, Any]:
-        model = self.http.get(f"{self.url}/v1/models").json()["data"][0]["id"]
-        return {"model": model, "prompt": PROMPT, "temperature": 0, "ignore_eos": True, "max_tokens": 4} | fields
-
-    def complete(self, **fields: Any) -> httpx.Response:
-        return self.http.post(f"{self.url}/v1/completions", json=self.body(**fields))
-
-    @contextlib.contextmanager
-    def stream(self, **fields: Any) -> Iterator[Iterator[str]]:
-        """The data of its events, one by one."""
-        body = self.body(stream=True, **fields)
-        with self.http.stream("POST", f"{self.url}/v1/completions", json=body) as response:
-            assert response.status_code == 200
-            yield (line.removeprefix("data: ") for line in response.iter_lines() if line)
-
-    def metric(self, name: str) -> float:
-        scrape = self.http.get(f"{self.url}/metrics").text
-        return float(next(line for line in scrape.splitlines() if line.startswith(f"vllm:{name}{{")).split()[-1])
-
-    def num_unfinished(self) -> float:
-        return self.metric("num_requests_running") + self.metric("num_requests_waiting")
-
-    def signal(self, signum: int) -> None:
-        self.process.send_signal(signum)
-
-    def wait_exit(self, seconds: float = NOTICED_SECONDS) -> int:
-        """The exit code; stderr has been read to its end."""
-        try:
-            code = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"still running after {seconds} s: {self.lines}")
-        self._reader.join()
-        return code
-
-    def left_nothing(self) -> bool:
-        """No engine, no files, the port free."""
-        gone = self._engine_pid is None or not is_running(self._engine_pid)
-        port = self.said("octavo is loading")
-        return gone and list(self.folder.iterdir()) == [] and (port is None or is_free(self.port))
-
-    def close(self) -> None:
-        self.http.close()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -212,22 +62,6 @@ UNDER_WAY = pytest.mark.parametrize(
 )
 ONE_TOKEN_A_STEP = ("--max-num-batched-tokens", "1")
 KILLED = "octavo: error: engine core process was killed by signal 9 (SIGKILL)"
-
-
-def error_in(events: Iterator[str]) -> dict[str, Any]:
-    """The error that ends a stream, which must be followed by [DONE] and nothing else."""
-    *_, error, done = list(events)
-    assert done == "[DONE]"
-    found: dict[str, Any] = json.loads(error)["error"]
-    assert set(found) == {"message", "type", "param", "code"}
-    return found
-
-
-def send_request(client: socket.socket, body: dict[str, Any]) -> None:
-    """Of a completion, without reading anything."""
-    data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-    client.sendall(head.encode() + b"\r\n\r\n" + data)
 
 
 # ---- a server at work -----------------------------------------------------------------------------------------------
@@ -405,7 +239,8 @@ def test_server_killed_while_idle_leaves_nothing_and_its_port_can_be_had_at_once
     server.wait_exit()
     again = start(port=server.port).wait_ready()
     assert again.complete().json()["choices"] == answer
-    assert wait_until(lambda: not is_running(server.engine_pid))
+    engine = server.processes[server.engine_pid]
+    assert wait_until(lambda: not is_running(engine))
     assert list(server.folder.iterdir()) == []
 
 
