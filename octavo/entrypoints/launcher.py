@@ -7,23 +7,22 @@ caller to tell.
 
 import asyncio
 import contextlib
-import logging
 import re
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import uvicorn
 import uvloop
 
 from octavo.config import EngineArgs, ServerConfig
 from octavo.engine import AsyncLLM, build_config
 from octavo.entrypoints.api_server import build_app
 from octavo.entrypoints.errors import UnavailableError
+from octavo.entrypoints.http_server import HttpServer
 from octavo.entrypoints.listen import listen, url_of
 from octavo.entrypoints.server_state import ServerState
 from octavo.errors import ConfigError, EngineDeadError, ModelError
@@ -42,8 +41,6 @@ _PROGRESS_SECONDS = 0.25
 _LINE_SECONDS = 2.0
 # What streams and connections get to write their last words.
 _LAST_WORDS_SECONDS = 1.5
-# When uvicorn cancels whatever is left, with a traceback for each. It should find nothing.
-_LAST_RESORT_SECONDS = 3
 
 
 def serve(engine_args: EngineArgs, config: ServerConfig) -> int:
@@ -69,14 +66,6 @@ def _read_template(path: Path) -> str:
         raise ConfigError(f"--chat-template {path} cannot be read: {reason}") from None
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn's server; signals are its owner's matter."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class _ServerProcess:
     def __init__(
         self, engine_args: EngineArgs, config: ServerConfig, sock: socket.socket, chat_template: str | None
@@ -95,7 +84,7 @@ class _ServerProcess:
     async def run(self) -> int:
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
-        http = _HttpServer(self._http_config())
+        http = HttpServer(build_app(self._state), self._config)
         http_task = asyncio.create_task(http.serve(sockets=[self._socket]), name="http")
         engine_task = asyncio.create_task(self._run_engine(), name="engine")
         signal_task = asyncio.create_task(self._signalled.wait(), name="signal")
@@ -120,20 +109,6 @@ class _ServerProcess:
             else:
                 engine_task.cancel()
             await asyncio.gather(http_task, engine_task, signal_task, return_exceptions=True)
-
-    def _http_config(self) -> uvicorn.Config:
-        _log_like_octavo(logging.getLogger("uvicorn"))
-        return uvicorn.Config(
-            build_app(self._state),
-            log_config=None,
-            log_level=self._config.logs.uvicorn_log_level,
-            access_log=not self._config.logs.disable_uvicorn_access_log,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=_LAST_RESORT_SECONDS,
-        )
 
     def _on_signal(self, signum: int) -> None:
         self._signals.append(signum)
@@ -190,14 +165,12 @@ class _ServerProcess:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    async def _end_http(self, http: uvicorn.Server, http_task: "asyncio.Task[None]") -> None:
+    async def _end_http(self, http: HttpServer, http_task: "asyncio.Task[None]") -> None:
         http.should_exit = True
         done, _ = await asyncio.wait((http_task,), timeout=_LAST_WORDS_SECONDS)
         if not done:
             # Clients that do not read: what is to be written to them can wait for ever.
-            for connection in list(http.server_state.connections):
-                if connection.transport is not None:
-                    connection.transport.abort()
+            http.abort_connections()
             await asyncio.wait((http_task,))
 
     async def _drain(self, engine_task: asyncio.Task[None]) -> None:
@@ -221,19 +194,6 @@ class _ServerProcess:
 def say(line: str) -> None:
     """A line for whoever started the server."""
     print(line, file=sys.stderr, flush=True)
-
-
-def _log_like_octavo(uvicorn_logger: logging.Logger) -> None:
-    """The same lines on the same stream."""
-    uvicorn_logger.handlers = list(logging.getLogger("octavo").handlers)
-    uvicorn_logger.propagate = False
-    # uvicorn's logger for everything but requests has a name that would make every line look like trouble.
-    logging.getLogger("uvicorn.error").addFilter(_rename)
-
-
-def _rename(record: logging.LogRecord) -> bool:
-    record.name = "uvicorn"
-    return True
 
 
 async def _in_daemon_thread(call: Callable[[], _T]) -> _T:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import httpx
 import openai
-import uvicorn
 
 from octavo import AsyncLLM
-from octavo.config import LimitsConfig, ServerConfig
-from octavo.entrypoints import ServerState, build_app
+from octavo.config import LimitsConfig, LogsConfig, ServerConfig
+from octavo.entrypoints import HttpServer, ServerState, build_app
 
 __all__ = ["LiveServer", "greedy"]
 
@@ -26,9 +25,11 @@ class LiveServer:
     def __init__(self, model: Path) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._state = ServerState(ServerConfig(limits=LimitsConfig(max_body_bytes=MAX_BODY_BYTES)))
-        app = build_app(self._state)
-        self._http = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off"))
+        config = ServerConfig(
+            limits=LimitsConfig(max_body_bytes=MAX_BODY_BYTES), logs=LogsConfig(disable_uvicorn_access_log=True)
+        )
+        self._state = ServerState(config)
+        self._http = HttpServer(build_app(self._state), config)
         self._model = model
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
