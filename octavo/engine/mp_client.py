@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from octavo.config import OctavoConfig
 from octavo.engine.engine_process import EngineHost, EngineProcess, EngineThread, describe_exit
@@ -52,8 +51,8 @@ class _Connection:
 
     def __init__(self, config: OctavoConfig, own_process: bool) -> None:
         self.exit_code: int | None = None
-        # The output socket as an event loop sees it; must be closed before the socket itself.
-        self.async_output: zmq.asyncio.Socket | None = None
+        # The loop that watches the output socket: it must cease to before the socket is closed.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket_dir = Path(tempfile.mkdtemp(prefix="octavo-"))  # mode 0700
         self._closed = False
@@ -111,6 +110,17 @@ class _Connection:
                 return messages
         return [*messages, EngineDead(describe_exit(self.exit_code), exit_code=3)]
 
+    def watch_output(self, on_readable: Callable[[], None]) -> None:
+        """Calls ``on_readable`` in the running event loop when messages may have come. It has to receive until there
+        are none: of what it leaves there it is not told again."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self.output.fileno(), on_readable)
+
+    def unwatch_output(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self.output.fileno())
+        self._loop = None
+
     def remove_socket_dir(self) -> None:
         shutil.rmtree(self.socket_dir, ignore_errors=True)
 
@@ -119,8 +129,7 @@ class _Connection:
             return
         self._closed = True
         self.host.stop(timeout)
-        if self.async_output is not None:
-            self.async_output.close()
+        self.unwatch_output()
         self.context.destroy(linger=0)
         self.remove_socket_dir()
 
@@ -234,21 +243,21 @@ class SyncMPClient(_MPClient):
 
 
 class AsyncMPClient(_MPClient):
-    """For an event loop; used from its thread only. A task of the loop receives, from ``wait_ready`` on."""
+    """For an event loop; used from its thread only. The loop receives, from ``wait_ready`` on."""
 
     def __init__(self, config: OctavoConfig, own_process: bool = True) -> None:
         super().__init__(config, own_process)
         self._outputs: asyncio.Queue[EngineCoreOutputs | None] = asyncio.Queue()  # None: the engine is dead
         self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
         self._ready_or_dead = asyncio.Event()
-        self._receiver: asyncio.Task[None] | None = None
+        self._watching = False
 
     async def wait_ready(self, progress: Callable[[str, float], None] | None = None) -> EngineReady:
         self._progress = progress
-        if self._receiver is None and self.dead_error is None:
-            socket = zmq.asyncio.Socket.from_socket(self._connection.output)
-            self._connection.async_output = socket
-            self._receiver = asyncio.create_task(self._receive_all(socket), name="engine-outputs")
+        if not self._watching and self.dead_error is None:
+            self._watching = True
+            self._connection.watch_output(self._receive)
+            self._receive()  # what has come before
         await self._ready_or_dead.wait()
         self._check_alive()
         assert self.ready is not None
@@ -271,14 +280,17 @@ class AsyncMPClient(_MPClient):
         finally:
             del self._calls[call_id]
 
-    async def _receive_all(self, socket: zmq.asyncio.Socket) -> None:
+    def _receive(self) -> None:
+        """Takes in all that has come."""
         try:
             while self.dead_error is None:
-                for message in self._understand(await socket.recv()):
+                for message in self._understand(self._connection.output.recv(zmq.NOBLOCK)):
                     if isinstance(message, EngineCoreOutputs):
                         self._outputs.put_nowait(message)
                     else:
                         self._answer_call(message)
+        except zmq.Again:
+            return
         except Exception as error:
             self._die(EngineDeadError(one_line(f"{type(error).__name__}: {error}")), 3)
 
@@ -294,16 +306,12 @@ class AsyncMPClient(_MPClient):
     def _die(self, error: EngineDeadError, exit_code: int) -> None:
         """Wakes everything that waits; get_outputs still gives what came before."""
         super()._die(error, exit_code)
+        self._connection.unwatch_output()
         self._ready_or_dead.set()
         self._outputs.put_nowait(None)
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(EngineDeadError(str(self.dead_error)))
-
-    def shutdown(self, timeout: float = 5.0) -> None:
-        if self._receiver is not None:
-            self._receiver.cancel()
-        super().shutdown(timeout)
 
 
 def _result(message: UtilityResult) -> Any:
