@@ -1,10 +1,9 @@
-"""``octavo bench latency | throughput | startup | roofline``, with the flag names of ``vllm bench``.
+"""``octavo bench latency | throughput | startup | roofline | serve``, with the flag names of ``vllm bench``.
 
 One JSON line comes at the end, on standard output; everything else goes to standard error.
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from octavo.cli import bench_serve
+from octavo.cli.bench_result import check_file, tell
 from octavo.config import EngineArgs
-from octavo.errors import ConfigError
 
 __all__ = ["add_parser"]
 
@@ -34,6 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     roofline = _kind(kinds, "roofline", "how fast this machine reads memory and multiplies", _roofline, engine=False)
     types = ("bfloat16", "float32")
     roofline.add_argument("--dtype", choices=types, default=types[0], help=f"of the weights (default: {types[0]})")
+    bench_serve.add_parser(kinds)
 
 
 def _kind(
@@ -63,8 +64,7 @@ def _count(parser: argparse.ArgumentParser, flag: str, default: int, text: str) 
 
 
 def _run(args: argparse.Namespace, name: str, work: Callable[..., dict[str, Any]]) -> int:
-    if args.output_json is not None and not args.output_json.parent.is_dir():
-        raise ConfigError(f"--output-json: there is no folder {args.output_json.parent}")
+    check_file("--output-json", args.output_json)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(f"bench {name}", total=None)
@@ -74,14 +74,7 @@ def _run(args: argparse.Namespace, name: str, work: Callable[..., dict[str, Any]
             return lambda: progress.advance(task)
 
         found = work(args, advance)
-    line = json.dumps({"benchmark": name, **found})
-    if args.output_json is not None:
-        try:
-            args.output_json.write_text(line + "\n")
-        except OSError as error:
-            print(line)  # it took its time
-            raise ConfigError(f"--output-json: {error}") from error
-    print(line)
+    tell({"benchmark": name, **found}, args.output_json)
     return 0
 
 
