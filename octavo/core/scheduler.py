@@ -16,6 +16,7 @@ from octavo.core.request_queue import make_request_queue
 from octavo.core.step_plan import StepPlan
 from octavo.errors import RequestError
 from octavo.types import (
+    NO_TOKEN_LEFT,
     BlockIds,
     CachedRequestData,
     EngineCoreOutput,
@@ -236,6 +237,8 @@ class Scheduler:
                 continue  # finished or preempted since, or another request of the same id
             error = model_output.errors.get(request_id) if model_output.errors else None
             if error is not None:
+                if error != NO_TOKEN_LEFT:  # that one is the client's doing
+                    self.kv_cache_manager.forget(request)
                 self._finish(request, FinishReason.ERROR)
                 output: EngineCoreOutput | None = self._output(request, error=error)
             else:

@@ -166,13 +166,13 @@ def watch_allocations(manager: KVCacheManager) -> None:
 def check_scheduler(scheduler: Scheduler) -> None:
     """Every block is free or has as many owners as it counts; every request is in one place."""
     pool = scheduler.kv_cache_manager.pool
-    owners: dict[int, list[tuple[str, int]]] = {}
+    owners: dict[int, list[tuple[str, int, int]]] = {}
     for group, manager in enumerate(scheduler.kv_cache_manager.coordinator.managers):
         for request_id, table in manager.tables.items():
             assert scheduler.requests[request_id].status is RequestStatus.RUNNING, "only running requests hold blocks"
-            for block in table:
+            for index, block in enumerate(table):
                 if block is not pool.null_block:
-                    owners.setdefault(block.block_id, []).append((request_id, group))
+                    owners.setdefault(block.block_id, []).append((request_id, group, index))
     free = [block.block_id for block in pool.free_blocks]
     assert len(free) == len(set(free)) == pool.num_free_blocks
     assert pool.null_block.block_id not in free
@@ -180,8 +180,12 @@ def check_scheduler(scheduler: Scheduler) -> None:
         held_by = owners.get(block.block_id, [])
         assert block.ref_count == len(held_by), f"{block} is held by {held_by}"
         assert (block.ref_count == 0) == (block.block_id in free), f"{block}: in use and free"
-        assert len({group for _, group in held_by}) <= 1, f"{block} is used by two groups"
-        assert len(held_by) <= 1 or block.block_hash is not None, f"{block} is shared, but has no known content"
+        assert len({group for _, group, _ in held_by}) <= 1, f"{block} is used by two groups"
+        if len(held_by) > 1:
+            contents = {scheduler.requests[request_id].block_hashes[index] for request_id, _, index in held_by}
+            assert len(contents) == 1, f"{block} is shared by requests that want different content there"
+            # None: it was found by its content once, and that has turned out to be wrong.
+            assert block.block_hash in {None, *contents}, f"{block} has another content than its owners think"
         if block.block_hash is not None:
             assert pool.get_cached_block(block.block_hash, block.group_index) is block
     assert pool.num_cached_blocks == sum(block.block_hash is not None for block in pool.blocks)

@@ -137,3 +137,14 @@ def test_reset_forgets_everything_unless_blocks_are_in_use() -> None:
     assert pool.num_cached_blocks == 0
     assert pool.get_cached_block(b"3", 0) is None
     assert pool.num_free_blocks == 3
+
+
+def test_forgotten_content_is_reused_first_and_taken_from_nobody() -> None:
+    pool = cached_pool(5)
+    pool.touch([pool.blocks[2]])
+    for content in (b"2", b"3", b"unknown"):
+        pool.forget(content)
+    assert [pool.get_cached_block(b"%d" % index, 0) for index in (2, 3)] == [None, None]
+    assert ids(pool.free_blocks) == [3, 1, 4]
+    assert pool.blocks[2].ref_count == 1
+    assert pool.num_cached_blocks == 2

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from octavo.core import Scheduler
-from octavo.types import FinishReason, PositionLogprobs, SchedulerOutput
+from octavo.types import NO_TOKEN_LEFT, FinishReason, PositionLogprobs, SchedulerOutput
 from tests.core.harness import (
     check_scheduler,
     crowded,
@@ -68,6 +68,20 @@ def test_a_failed_request_ends_alone() -> None:
     assert results["b"].finish_reason is None
     output, _ = step(scheduler)
     assert (scheduled(output), output.finished_req_ids) == ({"b": 1}, ["a"])
+
+
+@pytest.mark.parametrize(("error", "cached"), [("NaN logits", 0), (NO_TOKEN_LEFT, 32)])
+def test_what_was_computed_for_a_request_that_failed_is_found_no_longer_unless_that_was_the_clients_doing(
+    error: str, cached: int
+) -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=32)
+    scheduler.add_request(make_request("a", range(40), max_tokens=9))
+    step(scheduler)  # two blocks, computed and findable
+    step(scheduler, errors={"a": error})
+    scheduler.add_request(make_request("b", range(40), max_tokens=1))
+    assert finish(scheduler)["b"].num_cached_tokens == cached
+    check_scheduler(scheduler)
+    assert scheduler.kv_cache_manager.usage == 0
 
 
 def test_outputs_go_to_their_front_ends_and_stats_always_to_the_first() -> None:

@@ -97,7 +97,8 @@ class Server:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.http = httpx.Client(trust_env=False, timeout=30)
+        # No connection is kept, so that each open one is somebody's request.
+        self.http = httpx.Client(trust_env=False, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
         self.processes = {self.process.pid: psutil.Process(self.process.pid)}
         self.shared_memory: set[str] = set()
         self._engine_pid: int | None = None

@@ -169,6 +169,17 @@ class BlockPool:
         block.group_index = group_index
         cached[block_hash] = block
 
+    def forget(self, block_hash: bytes) -> None:
+        """Content of that name is found no longer; who holds it goes on holding it."""
+        for cached in self._cached:
+            block = cached.get(block_hash)
+            if block is None:
+                continue
+            self._forget(block)
+            if block.ref_count == 0:
+                self.free_blocks.remove(block)
+                self.free_blocks.prepend(block)
+
     def reset(self) -> bool:
         """Forgets all cached content; False, and nothing is changed, while blocks are in use."""
         if self.num_free_blocks != self.num_usable_blocks:

@@ -157,6 +157,11 @@ class KVCacheManager:
             request.extend_block_hashes()
             self.coordinator.cache_blocks(request.request_id, request.block_hashes, start, stop)
 
+    def forget(self, request: CacheableRequest) -> None:
+        """Makes all of a request's blocks, and others of the same content, unfindable: what was computed is wrong."""
+        for block_hash in request.block_hashes:
+            self.pool.forget(block_hash)
+
     def block_ids(self, request_id: str) -> BlockIds:
         """All blocks of a request, for each group."""
         return self.coordinator.block_ids(request_id)
