@@ -5,7 +5,6 @@ import itertools
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -15,9 +14,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import octavo
+from octavo.entrypoints.answer_response import CLIENT_CLOSED_REQUEST, AnswerResponse
 from octavo.entrypoints.body_refusal import BodyRefusal
 from octavo.entrypoints.errors import PayloadTooLargeError, SchemaError, UnavailableError, on_error
-from octavo.entrypoints.event_stream import EventStream
 from octavo.entrypoints.openai import Answer, RequestBody
 from octavo.entrypoints.openai.responses import encode
 from octavo.entrypoints.openapi import describe
@@ -35,7 +34,6 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _LONGEST_CAUSE = 500
 _MOST_IGNORED_SHOWN = 32
 _LONGEST_IGNORED = 64
-_CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it stands in the access log
 
 
 def build_app(state: ServerState) -> FastAPI:
@@ -127,21 +125,21 @@ async def _answer(state: ServerState, request: Request, serving: _Serving[_Reque
             raise _unknown(ignored)
         if asked.request_id is not None:
             name = request.state.request_id = _checked_id(asked.request_id)
-        work = serving.create(asked, serving.id_prefix + name, arrival_time)
-        answer = await state.active.run(work, request.receive)
     except ClientDisconnect:
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     except PayloadTooLargeError as error:
         return BodyRefusal(error, name)
+    create = functools.partial(serving.create, asked, serving.id_prefix + name, arrival_time)
+    return AnswerResponse(create, state.active, functools.partial(_answer_headers, name, ignored))
+
+
+def _answer_headers(name: str, ignored: list[str], answer: Answer) -> dict[str, str]:
     headers = {"x-request-id": name}
-    ignored += answer.unread
-    if ignored:
-        headers["x-octavo-ignored"] = _header_list(ignored)
+    if ignored or answer.unread:
+        headers["x-octavo-ignored"] = _header_list([*ignored, *answer.unread])
     if answer.num_truncated:
         headers["x-octavo-truncated"] = str(answer.num_truncated)
-    if isinstance(answer.content, AsyncGenerator):
-        return EventStream(answer.content, state.active, headers)
-    return _json(answer.content, headers=headers)
+    return headers
 
 
 def _unknown(names: list[str]) -> SchemaError:

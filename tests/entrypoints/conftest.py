@@ -297,12 +297,14 @@ class Connection:
 
     Args:
         body: sent whole; or with ``cut_off`` only begun.
+        writes: so many messages can be sent to it, and no more.
     """
 
-    def __init__(self, server: Server, path: str, body: Any, cut_off: bool = False) -> None:
+    def __init__(self, server: Server, path: str, body: Any, cut_off: bool = False, writes: int | None = None) -> None:
         content = json.dumps(body).encode()
         self._requests = [{"type": "http.request", "body": content, "more_body": cut_off}]
         self._sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._writes = writes
         self._left = asyncio.Event()
         scope = {
             "type": "http",
@@ -327,6 +329,8 @@ class Connection:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
+        if self._writes is not None and self._sent.qsize() == self._writes:
+            raise BrokenPipeError
         self._sent.put_nowait(message)
 
     async def next(self) -> dict[str, Any]:
@@ -347,6 +351,16 @@ class Connection:
         """Goes away; returns when the server has done with the request."""
         self._left.set()
         await asyncio.wait_for(self._task, 5)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has been sent that was not taken."""
+        return self._sent.empty()
+
+    async def give_up(self) -> None:
+        """The HTTP server lets the request go, as it does when it ends; or the request has failed."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_the_request_of_a_client_that_leaves_is_aborted(
         engine.hold_after = tokens
         connection = connect(server, path, body | {"stream": stream})
         await until(lambda: bool(engine.running))
-        if stream:
+        if stream and tokens:  # nothing is sent before the first output
             assert (await connection.next())["status"] == 200
             for _ in range(tokens):
                 assert b"data: " in (await connection.next())["body"]

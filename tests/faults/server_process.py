@@ -1,6 +1,7 @@
 """`octavo serve` as a process, seen from outside: its words, its processes, its HTTP, and what it leaves behind."""
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ __all__ = [
     "NOTICED_SECONDS",
     "START_SECONDS",
     "Server",
+    "Stream",
     "error_in",
     "is_free",
     "is_running",
@@ -203,12 +205,12 @@ class Server:
         return self.http.post(f"{self.url}/v1/completions", json=self.body(**fields))
 
     @contextlib.contextmanager
-    def stream(self, **fields: Any) -> Iterator[Iterator[str]]:
-        """The data of its events, one by one."""
-        body = self.body(stream=True, **fields)
-        with self.http.stream("POST", f"{self.url}/v1/completions", json=body) as response:
-            assert response.status_code == 200
-            yield (line.removeprefix("data: ") for line in response.iter_lines() if line)
+    def stream(self, **fields: Any) -> Iterator["Stream"]:
+        """A streamed completion that has been asked for; nothing of it may be there yet."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+            body = json.dumps(self.body(stream=True, **fields))
+            connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            yield Stream(connection)
 
     def metric(self, name: str) -> float:
         """A series' value; where it has several, their sum."""
@@ -221,12 +223,45 @@ class Server:
         return self.metric("num_requests_running") + self.metric("num_requests_waiting")
 
 
-def error_in(events: Iterator[str]) -> dict[str, Any]:
-    """The error that ends a stream, which must be followed by [DONE] and nothing else."""
-    *_, error, done = list(events)
-    assert done == "[DONE]"
+class Stream:
+    """The data of a stream's events, one by one; what is not there yet is waited for."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._connection = connection
+        self._response: http.client.HTTPResponse | None = None
+        self._last = ""
+
+    @property
+    def response(self) -> http.client.HTTPResponse:
+        """Begins with the first event, or tells why there is none."""
+        if self._response is None:
+            self._response = self._connection.getresponse()
+        return self._response
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> str:
+        assert self.response.status == 200
+        while line := self.response.readline():
+            if line != b"\n":
+                self._last = line.decode().removeprefix("data: ").rstrip("\n")
+                return self._last
+        if self._last != "[DONE]":  # the library takes every end for a good one
+            raise http.client.IncompleteRead(b"")
+        raise StopIteration
+
+
+def error_in(stream: Stream) -> dict[str, Any]:
+    """The error that ends a stream, which must be followed by [DONE] and nothing else; or that is there instead."""
+    if stream.response.status != 200:
+        error = stream.response.read().decode()
+    else:
+        *_, error, done = list(stream)
+        assert done == "[DONE]"
     found: dict[str, Any] = json.loads(error)["error"]
     assert set(found) == {"message", "type", "param", "code"}
+    assert stream.response.status in (200, found["code"])
     return found
 
 
