@@ -144,8 +144,7 @@ _TABLE: list[tuple[str, str]] = [
     ),
     (
         "octavo speaks plain HTTP; put a proxy that ends TLS before it",
-        "ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs=0 ssl-ciphers enable-ssl-refresh? uds grpc? "
-        "h11-max-header-count h11-max-incomplete-event-size",
+        "ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs=0 ssl-ciphers enable-ssl-refresh? uds grpc?",
     ),
     (
         "octavo asks for no key yet; let it listen on 127.0.0.1 and put a proxy that does before it",

@@ -1,18 +1,38 @@
 """The HTTP server under the app: uvicorn with octavo's settings, in one place for every process that listens."""
 
+import asyncio
 import contextlib
+import functools
 import logging
+import resource
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 
-from octavo.config import ServerConfig
+from octavo.config import LimitsConfig, ServerConfig
+from octavo.entrypoints.http_protocol import HttpProtocol
+from octavo.errors import ConfigError
+from octavo.logging import init_logger
 
 __all__ = ["HttpServer"]
 
+logger = init_logger(__name__)
+
 # When uvicorn cancels whatever is left, with a traceback for each. It should find nothing.
 _LAST_RESORT_SECONDS = 3
+_TICKS_A_SWEEP = 5  # of 0.1 s
+
+# Files that a front end has open beside its connections.
+_RESERVED_FILES = 64
+_LEAST_CONNECTIONS = 16
+
+# A host that has vanished says nothing: it is asked, in silence after so many seconds, so often.
+_KEEPALIVE_SECONDS = 30
+_KEEPALIVE_PROBES = 3
+# Of what is written to a client that does not read, the system takes little more than this; the rest is seen here.
+_MOST_UNSENT_BYTES = 32 * 1024
 
 
 class HttpServer(uvicorn.Server):
@@ -21,17 +41,26 @@ class HttpServer(uvicorn.Server):
     Args:
         app: an ASGI app.
         config: the server's settings.
+
+    Raises:
+        ConfigError: this process may open too few files.
     """
 
     def __init__(self, app: Any, config: ServerConfig) -> None:
         _log_like_octavo(logging.getLogger("uvicorn"))
+        self._write_timeout = config.limits.write_timeout
         super().__init__(
             uvicorn.Config(
                 app,
                 log_config=None,
                 log_level=config.logs.uvicorn_log_level,
                 access_log=not config.logs.disable_uvicorn_access_log,
-                http="httptools",
+                http=functools.partial(  # type: ignore[arg-type]
+                    HttpProtocol,
+                    limits=config.limits,
+                    max_connections=_max_connections(config.limits),
+                    on_refused=_log_refusal,
+                ),
                 ws="none",
                 lifespan="off",
                 server_header=False,
@@ -43,11 +72,63 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        for sock in sockets or []:
+            _notice_vanished_hosts(sock, self._write_timeout)
+        await super().startup(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_A_SWEEP == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, HttpProtocol):
+                    connection.check(now)
+        return await super().on_tick(counter)
+
     def abort_connections(self) -> None:
         """Closes all connections at once, whatever is still to be written to them."""
         for connection in list(self.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
+
+
+def _max_connections(limits: LimitsConfig) -> int:
+    """As many as are allowed, if there can be so many open files. Raises what this process may have, if it can."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.max_connections + _RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return limits.max_connections
+    if soft < _RESERVED_FILES + _LEAST_CONNECTIONS:
+        raise ConfigError(
+            f"the server may open only {soft} files (ulimit -n), but needs {_RESERVED_FILES + _LEAST_CONNECTIONS} at "
+            "least; raise the limit"
+        )
+    return min(limits.max_connections, soft - _RESERVED_FILES)
+
+
+def _notice_vanished_hosts(sock: socket.socket, write_timeout: float) -> None:
+    """Options of a listening socket, which the connections that it accepts have too."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    options = {
+        "TCP_KEEPIDLE": _KEEPALIVE_SECONDS,
+        "TCP_KEEPINTVL": _KEEPALIVE_SECONDS // _KEEPALIVE_PROBES,
+        "TCP_KEEPCNT": _KEEPALIVE_PROBES,
+        "TCP_USER_TIMEOUT": int(write_timeout * 1000),
+        "TCP_NOTSENT_LOWAT": _MOST_UNSENT_BYTES,
+    }
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if hasattr(socket, name):  # Linux has all of them
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _log_refusal(client: tuple[str, int] | None, status: int, message: str) -> None:
+    address = f"{client[0]}:{client[1]}" if client else "a client"
+    logger.info("refused %s: %d %s", address, status, message)
 
 
 def _log_like_octavo(uvicorn_logger: logging.Logger) -> None:

@@ -1,0 +1,81 @@
+"""The real HTTP server over any app, in a thread of the tests, and clients that write and read bytes."""
+
+import asyncio
+import socket
+import threading
+import time
+from typing import Any
+
+import uvloop
+
+from octavo.config import LimitsConfig, LogsConfig, ServerConfig
+from octavo.entrypoints import HttpServer
+
+__all__ = ["WireServer", "head", "receive_all"]
+
+
+class WireServer:
+    """Serves ``app`` on a port of this machine.
+
+    Attributes:
+        num_connections: those that are open now.
+        unsent: bytes that wait in this process for the client that reads least.
+    """
+
+    def __init__(self, app: Any, logs: LogsConfig | None = None, **limits: Any) -> None:
+        config = ServerConfig(limits=LimitsConfig(**limits), logs=logs or LogsConfig())
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        self.address = self._socket.getsockname()
+        self.url = f"http://127.0.0.1:{self.address[1]}"
+        self._http = HttpServer(app, config)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        deadline = time.monotonic() + 20
+        while not self._http.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._http.serve(sockets=[self._socket]))
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._http.server_state.connections)
+
+    @property
+    def unsent(self) -> int:
+        connections = list(self._http.server_state.connections)
+        return max((one.transport.get_write_buffer_size() for one in connections), default=0)
+
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        client = socket.socket()
+        if receive_buffer is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.settimeout(20)
+        client.connect(self.address)
+        return client
+
+    def talk(self, *parts: bytes) -> bytes:
+        """Sends the parts; all that is answered until the server closes the connection."""
+        with self.connect() as client:
+            for part in parts:
+                client.sendall(part)
+            return receive_all(client)
+
+    def stop(self) -> None:
+        self._http.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+def receive_all(client: socket.socket) -> bytes:
+    parts = []
+    while part := client.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def head(method: str, path: str, *lines: str) -> bytes:
+    """A request's head."""
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: server", *lines, "", ""]).encode()
