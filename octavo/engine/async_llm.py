@@ -303,6 +303,9 @@ class AsyncLLM:
         try:
             self._client.add_requests(state.engine_requests)
             while True:
+                if not self._dead_event.is_set():
+                    await news.wait()
+                    news.clear()
                 output = state.take()
                 if state.error is not None:
                     raise state.error
@@ -311,10 +314,7 @@ class AsyncLLM:
                     if output.finished:
                         return
                 else:
-                    if self._dead_event.is_set():  # not before: outputs may be left that came before the death
-                        self._check_alive()
-                    await news.wait()
-                    news.clear()
+                    self._check_alive()  # not before: outputs may be left that came before the death
         finally:
             if not state.finished:
                 self._abort(inputs.request_id)

@@ -92,7 +92,7 @@ class Choice:
             self.num_tokens += len(token_ids)
             if self.logprobs is not None and output.new_logprobs is not None:
                 self._extend_logprobs(output.new_logprobs[: len(token_ids)])
-            self.changed = True
+            self.changed = self.state.changed = True
             if stop is not None:
                 self._end(FinishReason.STOP, stop)
                 return
@@ -139,7 +139,7 @@ class Choice:
     def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         self.finish_reason = reason
         self.stop_reason = stop_reason
-        self.changed = True
+        self.changed = self.state.changed = True
         self.state.num_unfinished -= 1
 
     def take(self, delta: bool) -> CompletionOutput:
@@ -172,6 +172,7 @@ class RequestState:
         engine_requests: what the engine is to be given.
         wake: called when there is something to take.
         num_unfinished: choices that go on.
+        changed: one of the choices is.
         final_only: there is nothing to take before the end.
         error: what to raise if the engine could not go on with it, or refused it.
         prompt_logprobs: what has come of them; None: not asked for, or taken.
@@ -182,6 +183,7 @@ class RequestState:
         self.engine_requests: list[EngineCoreRequest] = []
         self.wake = wake
         self.num_unfinished = len(inputs.requests)
+        self.changed = False
         self.num_cached_tokens = 0
         self.error: RequestFailedError | RequestError | None = None
         self.choices: list[Choice] = []
@@ -197,10 +199,9 @@ class RequestState:
     def take(self) -> RequestOutput | None:
         """What has come since the last call, in the form that was asked for; None: nothing to give yet."""
         choices, delta = self.choices, self._delta
-        if self.final_only and not self.finished:
+        if not self.changed or (self.final_only and not self.finished) or self._prompt_logprobs_to_come():
             return None
-        if not any(choice.changed for choice in choices) or self._prompt_logprobs_to_come():
-            return None
+        self.changed = False
         taken = [choice.take(delta) for choice in choices if choice.changed or not delta]
         output = RequestOutput(
             request_id=self.inputs.request_id,

@@ -1,14 +1,13 @@
 """What a caller gets back: RequestOutput and its parts, with vLLM's names."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from octavo.types.engine_io import RequestMetrics
 
 __all__ = ["CompletionOutput", "Logprob", "PromptLogprobTables", "RequestOutput", "SampleLogprobs"]
 
 
-@dataclass(slots=True)
-class Logprob:
+class Logprob(msgspec.Struct, gc=False):
     """One token's entry in a logprobs table.
 
     Attributes:
@@ -28,8 +27,7 @@ SampleLogprobs = list[dict[int, Logprob]]
 PromptLogprobTables = list[dict[int, Logprob] | None]
 
 
-@dataclass(slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct):
     """One choice.
 
     Attributes:
@@ -55,8 +53,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct):
     """The state of one request, or what is new in it.
 
     Attributes:
@@ -75,7 +72,7 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    outputs: list[CompletionOutput] = field(default_factory=list)
+    outputs: list[CompletionOutput] = []
     finished: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: PromptLogprobTables | None = None

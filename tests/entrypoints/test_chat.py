@@ -54,6 +54,17 @@ def test_each_choice_of_a_stream_has_its_role_and_its_reason(server: Any, events
         assert own[-1]["finish_reason"] == "length"
 
 
+def test_every_chunk_of_a_stream_has_the_model_s_name_whatever_it_is(
+    make_server: Callable[..., Any], events: Callable[..., list[Any]]
+) -> None:
+    name = '"choices":[] é\\'
+    server = make_server(served_model_name=[name])
+    options = {"model": name, "stream": True, "stream_options": {"include_usage": True}}
+    for chunks in (events(server.chat(**options)), events(server.complete(**options))):
+        assert [chunk["model"] for chunk in chunks] == [name] * len(chunks)
+        assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+
+
 def test_usage_of_a_stream(server: Any, events: Callable[..., list[Any]]) -> None:
     *_, last = events(server.chat(stream=True, stream_options={"include_usage": True}))
     assert last["choices"] == []

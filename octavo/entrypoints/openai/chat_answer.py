@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from octavo.entrypoints.openai.chat_request import ChatCompletionRequest
 from octavo.entrypoints.openai.generation import TokenCount, in_turn
@@ -19,7 +19,7 @@ from octavo.entrypoints.openai.responses import (
     ChatCompletion,
     ChatDelta,
     ChatMessage,
-    event,
+    ChunkEvents,
 )
 from octavo.tokenizers import Tokenizer
 from octavo.types import CompletionOutput, PromptLogprobTables, RequestOutput
@@ -63,14 +63,14 @@ class ChatAnswer:
         self._echo = request.echoed_text()
         self._prompt_token_ids = inputs.prompt_token_ids if request.return_token_ids else UNSET
 
-    async def collect(self, outputs: AsyncGenerator[tuple[int, RequestOutput], None]) -> ChatCompletion:
+    async def collect(self, outputs: AsyncGenerator[RequestOutput, None]) -> ChatCompletion:
         """The whole answer."""
         choices: list[ChatChoice] = []
         tables: PromptLogprobTables | None = None
         has_tables = self._request.has_logprobs or bool(self._request.logprobs)
         async with aclosing(outputs):
-            async for prompt_index, output in outputs:
-                self._count.add(prompt_index, output)
+            async for output in outputs:
+                self._count.add(output)
                 choices += await in_turn(functools.partial(self._choices, output), has_tables)
                 tables = output.prompt_logprobs
         answer = ChatCompletion(
@@ -102,23 +102,39 @@ class ChatAnswer:
             choice.token_ids = output.token_ids
         return choice
 
-    async def stream(self, outputs: AsyncGenerator[tuple[int, RequestOutput], None]) -> AsyncGenerator[bytes, None]:
-        """Its events."""
+    async def stream(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[bytes, None]:
+        """Its events; what an output gives rise to comes at once."""
         with_usage = self._request.continuous_usage()
+        first, others = self._chunk_events(self._prompt_token_ids), self._chunk_events(UNSET)
         begun: set[int] = set()
         async with aclosing(outputs):
-            async for prompt_index, output in outputs:
+            async for output in outputs:
+                events = []
                 for part in output.outputs:
                     if part.index not in begun:
                         choice = ChatChunkChoice(part.index, ChatDelta("assistant", self._echo))
-                        yield self._event([choice], with_usage, first=not begun)
+                        usage = self._count.usage() if with_usage else None
+                        events.append((others if begun else first).encode([choice], usage))
                         begun.add(part.index)
-                self._count.add(prompt_index, output)
+                self._count.add(output)
+                usage = self._count.usage() if with_usage else None
                 for part in output.outputs:
-                    for choice in self._chunks(part, with_usage):
-                        yield self._event([choice], with_usage)
+                    events += [others.encode([choice], usage) for choice in self._chunks(part, with_usage)]
+                if events:
+                    yield b"".join(events)
         if self._request.include_usage():
-            yield self._event([], with_usage=True)
+            yield others.encode([], self._count.usage())
+
+    def _chunk_events(self, prompt_token_ids: list[int] | UnsetType) -> ChunkEvents:
+        chunk = ChatChunk(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[],
+            prompt_token_ids=prompt_token_ids,
+            prompt_truncated_tokens=self._inputs.num_truncated_prompt_tokens or UNSET,
+        )
+        return ChunkEvents(chunk)
 
     def _chunks(self, part: CompletionOutput, with_usage: bool) -> list[ChatChunkChoice]:
         """What came, reasoning and content apart; and in a chunk of its own that it has ended."""
@@ -135,15 +151,3 @@ class ChatAnswer:
         if part.finished:
             chunks.append(ChatChunkChoice(part.index, ChatDelta(), None, part.finish_reason, part.stop_reason))
         return chunks
-
-    def _event(self, choices: list[ChatChunkChoice], with_usage: bool, first: bool = False) -> bytes:
-        chunk = ChatChunk(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=choices,
-            usage=self._count.usage() if with_usage else UNSET,
-            prompt_token_ids=self._prompt_token_ids if first else UNSET,
-            prompt_truncated_tokens=self._inputs.num_truncated_prompt_tokens or UNSET,
-        )
-        return event(chunk)

@@ -1,19 +1,19 @@
 """One completion's way back: from the engine's outputs to choices, whole or in chunks, with the prompt before each
 where it is to be echoed."""
 
-import dataclasses
 import functools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from octavo.entrypoints.openai.completion_request import CompletionRequest
 from octavo.entrypoints.openai.generation import TokenCount, in_turn
 from octavo.entrypoints.openai.logprobs import LogprobForms, TokenOffsets
-from octavo.entrypoints.openai.responses import Completion, CompletionChoice, CompletionLogprobs, event
+from octavo.entrypoints.openai.responses import ChunkEvents, Completion, CompletionChoice, CompletionLogprobs, Usage
 from octavo.tokenizers import Tokenizer
 from octavo.types import CompletionOutput, PromptLogprobTables, RequestOutput
 
@@ -51,40 +51,44 @@ class CompletionAnswer:
         num_top = None if every_entry else request.logprobs or 0
         self._forms = LogprobForms(tokenizer, num_top, bool(request.return_tokens_as_token_ids))
         self._count = TokenCount(sum(len(item.prompt_token_ids) for item in inputs))
+        self._places = {item.request_id: index for index, item in enumerate(inputs)}
         self._echoes: dict[int, str] = {}  # text of the prompt, by prompt
         self._prompt_tables: dict[int, PromptLogprobTables] = {}  # by prompt
         self._offsets: dict[int, TokenOffsets] = {}  # by choice that has begun
         self.num_truncated = sum(item.num_truncated_prompt_tokens for item in inputs)
 
-    async def collect(self, outputs: AsyncGenerator[tuple[int, RequestOutput], None]) -> Completion:
+    async def collect(self, outputs: AsyncGenerator[RequestOutput, None]) -> Completion:
         """The whole answer."""
         choices: list[CompletionChoice] = []
         has_tables = self._request.has_logprobs or self._request.logprobs is not None
         async with aclosing(outputs):
-            async for prompt_index, output in outputs:
-                choices += await in_turn(functools.partial(self._choices, prompt_index, output), has_tables)
+            async for output in outputs:
+                choices += await in_turn(functools.partial(self._choices, output), has_tables)
         choices.sort(key=lambda choice: choice.index)
-        return self._body(choices, with_usage=True)
+        return self._body(choices, self._count.usage())
 
-    async def stream(self, outputs: AsyncGenerator[tuple[int, RequestOutput], None]) -> AsyncGenerator[bytes, None]:
-        """Its events."""
+    async def stream(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[bytes, None]:
+        """Its events; what an output gives rise to comes at once."""
         with_usage = self._request.continuous_usage()
+        chunks = ChunkEvents(self._body([], UNSET))
         async with aclosing(outputs):
-            async for prompt_index, output in outputs:
-                for choice in self._choices(prompt_index, output):
-                    has_logprobs = choice.logprobs is not None and choice.logprobs.tokens
-                    if choice.text or choice.finish_reason or has_logprobs or choice.token_ids or with_usage:
-                        yield event(self._body([choice], with_usage))
+            async for output in outputs:
+                choices = self._choices(output)
+                usage = self._count.usage() if with_usage else None
+                events = [chunks.encode([choice], usage) for choice in choices if with_usage or _tells(choice)]
+                if events:
+                    yield b"".join(events)
         if self._request.include_usage():
-            yield event(self._body([], with_usage=True))
+            yield chunks.encode([], self._count.usage())
 
-    def _choices(self, prompt_index: int, output: RequestOutput) -> list[CompletionChoice]:
+    def _choices(self, output: RequestOutput) -> list[CompletionChoice]:
         """What an output adds to the choices of its prompt."""
+        prompt_index = self._places[output.request_id]
         if self._request.prompt_only:
-            output = dataclasses.replace(output, outputs=[_without_tokens(part) for part in output.outputs])
+            output = replace(output, outputs=[_without_tokens(part) for part in output.outputs])
         if output.prompt_logprobs is not None:
             self._prompt_tables[prompt_index] = output.prompt_logprobs
-        self._count.add(prompt_index, output)
+        self._count.add(output)
         return [self._choice(prompt_index, part) for part in output.outputs]
 
     def _choice(self, prompt_index: int, part: CompletionOutput) -> CompletionChoice:
@@ -143,21 +147,25 @@ class CompletionAnswer:
         offsets = TokenOffsets(self._tokenizer, inputs.params)
         return self._forms.completion(inputs.prompt_token_ids, tables, offsets)
 
-    def _body(self, choices: list[CompletionChoice], with_usage: bool) -> Completion:
+    def _body(self, choices: list[CompletionChoice], usage: Usage | UnsetType) -> Completion:
         return Completion(
             id=self._id,
             created=self._created,
             model=self._model,
             choices=choices,
-            usage=self._count.usage() if with_usage else UNSET,
+            usage=usage,
             prompt_truncated_tokens=self.num_truncated or UNSET,
         )
+
+
+def _tells(choice: CompletionChoice) -> bool:
+    """Whether there is anything new in it."""
+    has_logprobs = choice.logprobs is not None and choice.logprobs.tokens
+    return bool(choice.text or choice.finish_reason or has_logprobs or choice.token_ids)
 
 
 def _without_tokens(part: CompletionOutput) -> CompletionOutput:
     """A choice of which nothing was to be generated; the engine generates one token at least."""
     logprobs = None if part.logprobs is None else part.logprobs[:0]
     finish_reason = "length" if part.finish_reason in ("length", "stop") else part.finish_reason
-    return dataclasses.replace(
-        part, text="", token_ids=[], logprobs=logprobs, finish_reason=finish_reason, stop_reason=None
-    )
+    return replace(part, text="", token_ids=[], logprobs=logprobs, finish_reason=finish_reason, stop_reason=None)

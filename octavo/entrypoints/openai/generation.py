@@ -18,7 +18,7 @@ from octavo.types import MAX_CHOICES, RequestOutput, SamplingParams
 if TYPE_CHECKING:
     from octavo.engine import AsyncLLM, EngineInputs
 
-__all__ = ["Answer", "TokenCount", "in_turn", "merge_outputs", "process_prompts"]
+__all__ = ["Answer", "TokenCount", "in_turn", "process_prompts", "run_requests"]
 
 _T = TypeVar("_T")
 
@@ -123,30 +123,27 @@ def _limit_tokens(inputs: "EngineInputs", limit: int) -> None:
         params.max_tokens = min(params.max_tokens, limit)
 
 
-async def merge_outputs(
-    engine: "AsyncLLM", inputs: "list[EngineInputs]"
-) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Runs the requests together; yields (index of the prompt, output) as outputs come. Closing it ends them all, and
-    so does the failure of one."""
-    if len(inputs) == 1:
-        async with aclosing(engine.generate_from(inputs[0])) as outputs:
-            async for output in outputs:
-                yield 0, output
-        return
-    # One place each at most, so that a reader that is slow holds back those who fill it.
-    queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=1)
+def run_requests(engine: "AsyncLLM", inputs: "list[EngineInputs]") -> AsyncGenerator[RequestOutput, None]:
+    """Runs the requests together; yields their outputs as they come. Closing it ends them all, and so does the failure
+    of one."""
+    return engine.generate_from(inputs[0]) if len(inputs) == 1 else _merged(engine, inputs)
 
-    async def pump(index: int) -> None:
+
+async def _merged(engine: "AsyncLLM", inputs: "list[EngineInputs]") -> AsyncGenerator[RequestOutput, None]:
+    # One place each at most, so that a reader that is slow holds back those who fill it.
+    queue: asyncio.Queue[RequestOutput | Exception | None] = asyncio.Queue(maxsize=1)
+
+    async def pump(one: "EngineInputs") -> None:
         try:
-            async with aclosing(engine.generate_from(inputs[index])) as outputs:
+            async with aclosing(engine.generate_from(one)) as outputs:
                 async for output in outputs:
-                    await queue.put((index, output))
+                    await queue.put(output)
         except Exception as error:
             await queue.put(error)
         else:
             await queue.put(None)
 
-    pumps = [asyncio.create_task(pump(index)) for index in range(len(inputs))]
+    pumps = [asyncio.create_task(pump(one)) for one in inputs]
     try:
         unfinished = len(pumps)
         while unfinished:
@@ -179,11 +176,11 @@ class TokenCount:
     def __init__(self, num_prompt_tokens: int) -> None:
         self._prompt = num_prompt_tokens
         self._completion = 0
-        self._cached: dict[int, int] = {}  # by prompt
+        self._cached: dict[str, int] = {}  # by prompt's request id
 
-    def add(self, prompt_index: int, output: RequestOutput) -> None:
+    def add(self, output: RequestOutput) -> None:
         """Takes in an output whose token ids have not been counted before."""
-        self._cached[prompt_index] = output.num_cached_tokens
+        self._cached[output.request_id] = output.num_cached_tokens
         for choice in output.outputs:
             self._completion += len(choice.token_ids)
 

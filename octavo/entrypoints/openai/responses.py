@@ -15,6 +15,7 @@ __all__ = [
     "ChatLogprobs",
     "ChatMessage",
     "ChatTokenLogprob",
+    "ChunkEvents",
     "Completion",
     "CompletionChoice",
     "CompletionLogprobs",
@@ -27,15 +28,28 @@ __all__ = [
     "TopLogprob",
     "Usage",
     "encode",
-    "event",
 ]
 
 encode = msgspec.json.Encoder().encode
 
 
-def event(body: Any) -> bytes:
-    """A server-sent event."""
-    return b"data: " + encode(body) + b"\n\n"
+class ChunkEvents:
+    """The server-sent events of one stream: chunks that differ in their choices and counts. All else is encoded once.
+
+    Args:
+        chunk: without choices and usage.
+    """
+
+    def __init__(self, chunk: "Completion | ChatChunk") -> None:
+        # In a JSON string the quotes would be escaped: this is the field.
+        head, _, tail = encode(chunk).partition(b'"choices":[]')
+        self._head = b"data: " + head + b'"choices":'
+        self._tail = tail + b"\n\n"
+
+    def encode(self, choices: "list[CompletionChoice] | list[ChatChunkChoice]", usage: "Usage | None" = None) -> bytes:
+        if usage is None:
+            return self._head + encode(choices) + self._tail
+        return self._head + encode(choices) + b',"usage":' + encode(usage) + self._tail
 
 
 class TokenDetails(msgspec.Struct):
