@@ -5,16 +5,18 @@ VENV ?= .venv
 PORT ?= 8000
 MUTATIONS ?= 100000
 WORKERS ?= 2
+CLIENTS ?= .venv-clients
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard csrc/cpu/*)
 INSTALL := $(BIN)/python tools/install.py
 
-.PHONY: serve test check fuzz sanitize compare format clean
+.PHONY: serve test test-clients check fuzz sanitize compare format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make serve   install octavo, fetch the demo model and serve it on port $(PORT)"
 	@echo "make test    install what the tests need, run the checks and the tests"
+	@echo "make test-clients  what others use to talk to such a server, against a real one (needs node and npm)"
 	@echo "make check   linters, types, import law"
 	@echo "make fuzz    load a hundred thousand damaged checkpoints"
 	@echo "make sanitize  the native kernels' tests with every access checked"
@@ -38,6 +40,19 @@ serve: $(VENV)/.octavo
 test: check
 	$(BIN)/python -m pytest
 
+# Clients of the server, in a virtual environment and a node_modules of their own.
+test-clients: $(VENV)/.octavo $(CLIENTS)/.installed tests/clients/node_modules/.package-lock.json
+	OCTAVO=$(abspath $(BIN))/octavo $(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini tests/clients
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet -r $<
+	@touch $@
+
+tests/clients/node_modules/.package-lock.json: tests/clients/package-lock.json
+	npm ci --prefix tests/clients --no-audit --no-fund
+	@touch $@
+
 check: $(VENV)/.octavo-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,4 +73,4 @@ format: $(VENV)/.octavo-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) tests/clients/node_modules build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -8,6 +8,8 @@ import pytest
 
 from tests.tiny_llama import write_tiny_llama
 
+collect_ignore = ["clients"]  # `make test-clients` runs them, with a Python of their own
+
 
 @pytest.fixture(scope="session")
 def make_tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
