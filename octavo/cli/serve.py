@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
     from octavo.engine import early_engine
 
     own_process = envs.enable_multiprocessing(default=True)
-    with early_engine() if own_process else contextlib.nullcontext():
+    with early_engine() if own_process else contextlib.nullcontext() as socket_dir:
         from octavo.entrypoints import serve
 
-        return serve(engine_args, server_config)
+        return serve(engine_args, server_config, socket_dir)
 
 
 def _may_hold_model(names: list[str]) -> bool:

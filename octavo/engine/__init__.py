@@ -10,16 +10,20 @@ __all__ = [
     "AsyncEngineCoreClient",
     "AsyncLLM",
     "AsyncMPClient",
+    "ChildProcess",
     "EngineCore",
     "EngineCoreClient",
     "EngineCoreProc",
     "EngineInputs",
+    "FrontEndSlot",
     "InprocClient",
     "InputProcessor",
+    "LifeLine",
     "OutputProcessor",
     "Prompt",
     "SyncMPClient",
     "build_config",
+    "describe_exit",
     "early_engine",
     "make_async_client",
     "make_sync_client",
@@ -27,6 +31,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
+    from octavo.engine.child_process import ChildProcess, LifeLine, describe_exit
     from octavo.engine.client import (
         AsyncEngineCoreClient,
         EngineCoreClient,
@@ -43,22 +48,27 @@ if TYPE_CHECKING:
     from octavo.engine.mp_client import AsyncMPClient, SyncMPClient
     from octavo.engine.output_processor import OutputProcessor
     from octavo.engine.prompts import Prompt
+    from octavo.engine.serial import FrontEndSlot
 
 _HOMES = {
     "LLM": "llm",
     "AsyncEngineCoreClient": "client",
     "AsyncLLM": "async_llm",
     "AsyncMPClient": "mp_client",
+    "ChildProcess": "child_process",
     "EngineCore": "core",
     "EngineCoreClient": "client",
     "EngineCoreProc": "core_proc",
     "EngineInputs": "input_processor",
+    "FrontEndSlot": "serial",
     "InprocClient": "client",
     "InputProcessor": "input_processor",
+    "LifeLine": "child_process",
     "OutputProcessor": "output_processor",
     "Prompt": "prompts",
     "SyncMPClient": "mp_client",
     "build_config": "config_builder",
+    "describe_exit": "child_process",
     "early_engine": "engine_process",
     "make_async_client": "client",
     "make_sync_client": "client",

@@ -19,6 +19,7 @@ from octavo.engine.input_processor import EngineInputs, InputProcessor
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt
 from octavo.engine.sampling_defaults import default_sampling_params
+from octavo.engine.serial import FrontEndSlot
 from octavo.engine.throughput_log import ThroughputLog
 from octavo.errors import ConfigError, EngineDeadError, ModelError, OverloadedError
 from octavo.logging import init_logger, one_line
@@ -51,6 +52,7 @@ class AsyncLLM:
 
     Args:
         config: resolved configuration; or give the options of the command line as keywords (``model=…``, …).
+        slot: for one of several front ends of an engine.
 
     Attributes:
         config: after ``ready()`` with the engine's final ``max_model_len``.
@@ -59,10 +61,11 @@ class AsyncLLM:
         engine_ready: the engine's final values, after ``ready()``.
     """
 
-    def __init__(self, config: OctavoConfig | None = None, **options: Any) -> None:
+    def __init__(self, config: OctavoConfig | None = None, *, slot: FrontEndSlot | None = None, **options: Any) -> None:
         if config is not None and options:
             raise TypeError("give AsyncLLM a configuration or options, not both")
         self.config = config if config is not None else build_config(EngineArgs(**options))
+        self._slot = slot if slot is not None else FrontEndSlot()
         model = self.config.model
         self.metrics = EngineMetrics(model.served_model_name[0], max_model_len=model.max_model_len)
         self.progress: tuple[str, float] = ("not started", 0.0)
@@ -75,7 +78,8 @@ class AsyncLLM:
         self._output_processor: OutputProcessor | None = None
         self._ready_task: asyncio.Task[None] | None = None
         self._output_task: asyncio.Task[None] | None = None
-        self._throughput = None if self.config.observability.disable_log_stats else ThroughputLog()
+        quiet = self.config.observability.disable_log_stats or self._slot.index > 0
+        self._throughput = None if quiet else ThroughputLog()
         self._failure: EngineDeadError | None = None  # of this front end
         self._failure_exit_code = 0
         self._dead_event = asyncio.Event()
@@ -95,7 +99,7 @@ class AsyncLLM:
         self._check_alive()
         if self._client is None:
             self.progress = ("starting", 0.0)
-            self._client = make_async_client(self.config)
+            self._client = make_async_client(self.config, self._slot)
             self._text = self._threads.submit(_load_text, self.config)
 
     async def ready(self) -> None:
@@ -127,7 +131,7 @@ class AsyncLLM:
         self.config = dataclasses.replace(self.config, model=model)
         text.input_processor.max_model_len = engine_ready.max_model_len
         self._input_processor = text.input_processor
-        self._output_processor = OutputProcessor(text.tokenizer, self.metrics)
+        self._output_processor = OutputProcessor(text.tokenizer, self.metrics, self._slot.index)
         self._output_task = asyncio.create_task(self._take_outputs(), name="engine-output-processing")
         self.progress = ("ready", 1.0)
 
@@ -175,6 +179,12 @@ class AsyncLLM:
             self._client.shutdown()
         elif self._failure is None:
             self._failure = EngineDeadError("the engine has been shut down")
+        self._announce_death()
+
+    def engine_is_gone(self, cause: str) -> None:
+        """For a front end that has joined another's engine: that one says how the engine has ended."""
+        if self._client is not None:
+            self._client.engine_is_gone(cause)
         self._announce_death()
 
     def _fail(self, error: BaseException) -> None:

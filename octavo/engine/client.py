@@ -16,6 +16,7 @@ from octavo.types import EngineCoreOutputs, EngineCoreRequest, EngineReady
 
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
+    from octavo.engine.serial import FrontEndSlot
 
 __all__ = ["AsyncEngineCoreClient", "EngineCoreClient", "InprocClient", "make_async_client", "make_sync_client"]
 
@@ -72,6 +73,10 @@ class AsyncEngineCoreClient(_Client, Protocol):
 
     async def call_utility(self, method: str, *args: Any) -> Any: ...
 
+    def engine_is_gone(self, cause: str) -> None:
+        """Tells a client that has joined another's engine."""
+        ...
+
 
 def make_sync_client(config: OctavoConfig, progress: Callable[[str, float], None] | None = None) -> EngineCoreClient:
     """InprocClient (loaded on return), or SyncMPClient with OCTAVO_ENABLE_MULTIPROCESSING=1."""
@@ -82,11 +87,15 @@ def make_sync_client(config: OctavoConfig, progress: Callable[[str, float], None
     return InprocClient(config, progress)
 
 
-def make_async_client(config: OctavoConfig) -> AsyncEngineCoreClient:
-    """AsyncMPClient; its engine is a thread of this process with OCTAVO_ENABLE_MULTIPROCESSING=0. Returns at once."""
+def make_async_client(config: OctavoConfig, slot: "FrontEndSlot | None" = None) -> AsyncEngineCoreClient:
+    """AsyncMPClient; its engine is a thread of this process with OCTAVO_ENABLE_MULTIPROCESSING=0. Returns at once.
+
+    Args:
+        slot: for one of several front ends.
+    """
     from octavo.engine.mp_client import AsyncMPClient
 
-    return AsyncMPClient(config, own_process=envs.enable_multiprocessing(default=True))
+    return AsyncMPClient(config, own_process=envs.enable_multiprocessing(default=True), slot=slot)
 
 
 class InprocClient:

@@ -9,8 +9,6 @@ import gc
 import logging
 import os
 import queue
-import shutil
-import signal
 import threading
 from collections.abc import Callable
 from typing import NoReturn
@@ -18,6 +16,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 
+from octavo.engine.child_process import LifeLine
 from octavo.engine.core import EngineCore
 from octavo.engine.serial import EngineLaunch, EngineMessage, decode_launch, decode_message, encode
 from octavo.errors import ConfigError, ModelError, OctavoError, RequestError
@@ -42,8 +41,6 @@ logger = init_logger("octavo.engine.core_proc")  # the process runs this module 
 
 _ENGINE_IDENTITY = b"engine-0"
 _EXIT_CONFIG, _EXIT_DIED = 1, 3
-# Length of the launch message, in front of it.
-_SIZE_BYTES = 8
 # How long the last messages may take to reach a front end that reads slowly, milliseconds.
 _LINGER_MS = 2000
 
@@ -238,48 +235,10 @@ def _call_utility(core: EngineCore, request: UtilityRequest) -> UtilityResult:
 # ---- the process ----------------------------------------------------------------------------------------------------
 
 
-def _watch_life_line(launches: "queue.SimpleQueue[EngineLaunch]") -> None:
-    """Reads the launch message, then waits for the end of standard input and ends the process at that moment,
-    whatever its other threads are in."""
-    socket_dir = None
-    exit_code = 0
-    try:
-        size = int.from_bytes(_read_exactly(_SIZE_BYTES), "little")
-        launch = decode_launch(_read_exactly(size))
-        socket_dir = launch.socket_dir
-        launches.put(launch)
-        while os.read(0, 4096):
-            pass
-    except EOFError:
-        pass
-    except Exception as error:
-        logger.error("engine core cannot be launched: %s", error)
-        exit_code = _EXIT_DIED
-    finally:
-        if socket_dir is not None:
-            shutil.rmtree(socket_dir, ignore_errors=True)
-        os._exit(exit_code)
-
-
-def _read_exactly(size: int) -> bytes:
-    """``size`` bytes of standard input."""
-    chunks = bytearray()
-    while len(chunks) < size:
-        chunk = os.read(0, size - len(chunks))
-        if not chunk:
-            raise EOFError
-        chunks += chunk
-    return bytes(chunks)
-
-
 def main() -> NoReturn:
-    # A Ctrl-C at the terminal and a service manager's SIGTERM reach every process; what they mean, and whether running
-    # requests finish first, is the front end's decision. It ends the engine by closing its standard input.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     launches: queue.SimpleQueue[EngineLaunch] = queue.SimpleQueue()
     # First of all, so that it works while torch is being imported.
-    threading.Thread(target=_watch_life_line, args=(launches,), name="life-line", daemon=True).start()
+    LifeLine(lambda message: launches.put(decode_launch(message)), logger)
     with contextlib.suppress(Exception):  # loading the model does the same, and tells what is wrong
         WORKERS.get(current_platform().name)  # torch and all: a second, in which the front end finds the model
     # What is there when the model is loaded stays: no collection is to walk through all of torch again (200 ms).

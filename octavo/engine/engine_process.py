@@ -4,20 +4,20 @@ Both are started with an EngineLaunch, can be stopped at any moment and report t
 """
 
 import contextlib
-import os
-import signal
-import subprocess
-import sys
+import shutil
 import threading
 from collections.abc import Callable, Iterator
-from typing import IO, Protocol
+from pathlib import Path
+from typing import Protocol
 
+from octavo.engine.child_process import ChildProcess
 from octavo.engine.serial import EngineLaunch, encode
 
-__all__ = ["EngineHost", "EngineProcess", "EngineThread", "describe_exit", "early_engine"]
+__all__ = ["EngineHost", "EngineProcess", "EngineThread", "early_engine", "engine_child"]
 
+_MODULE = "octavo.engine.core_proc"
 # A process that was started before its front end knew what to launch in it.
-_early: "list[subprocess.Popen[bytes]]" = []
+_early: list[ChildProcess] = []
 
 
 class EngineHost(Protocol):
@@ -29,68 +29,48 @@ class EngineHost(Protocol):
 
 
 @contextlib.contextmanager
-def early_engine() -> Iterator[None]:
+def early_engine() -> Iterator[Path]:
     """Starts the process of the next EngineProcess now: it imports what every engine needs while its front end does
-    the same and finds the model. A process that nothing was launched in ends with the block."""
-    _early.append(_start())
+    the same and finds the model. Gives the private folder that its sockets will be in. What was not used, and the
+    folder, are gone after the block."""
+    child = ChildProcess(_MODULE)
+    _early.append(child)
     try:
-        yield
+        yield child.socket_dir
     finally:
         while _early:
-            process = _early.pop()
-            process.kill()
-            process.wait()
+            _early.pop().kill()
+        shutil.rmtree(child.socket_dir, ignore_errors=True)
 
 
-def _start() -> "subprocess.Popen[bytes]":
-    # The same module search path as here, whatever it was made from, and nothing more (-P).
-    search_path = os.pathsep.join(entry if entry else os.getcwd() for entry in sys.path)
-    # Signals that reach every process are the front end's matter. The child inherits the mask, so that this holds from
-    # its first instruction on.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "octavo.engine.core_proc"],
-            stdin=subprocess.PIPE,
-            stdout=2,  # this process's standard output belongs to its user; what libraries print goes to stderr
-            env=os.environ | {"PYTHONPATH": search_path},
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def engine_child() -> ChildProcess:
+    """A process for an EngineProcess, with its private folder: the early one, or a new one."""
+    return _early.pop() if _early else ChildProcess(_MODULE)
 
 
 class EngineProcess:
-    """``python -m octavo.engine.core_proc``: never a fork, never an import of the caller's ``__main__``."""
+    """The engine in a process of its own.
 
-    def __init__(self, launch: EngineLaunch, on_exit: Callable[[int], None]) -> None:
-        self._process = _early.pop() if _early else _start()
-        self._on_exit = on_exit
-        self._waiter = threading.Thread(target=self._wait, name="engine-waiter", daemon=True)
-        self._waiter.start()
-        payload = encode(launch)
-        with contextlib.suppress(BrokenPipeError):  # it is dead already: on_exit tells
-            self._stdin().write(len(payload).to_bytes(8, "little") + payload)
-            self._stdin().flush()
+    Args:
+        child: from ``engine_child``.
+    """
+
+    def __init__(self, child: ChildProcess, launch: EngineLaunch, on_exit: Callable[[int], None]) -> None:
+        self._child = child
+        self._waiter = child.on_exit(on_exit)
+        child.send(encode(launch))
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     def stop(self, timeout: float) -> None:
         """The engine ends by itself when its standard input does; if it cannot, it is killed."""
-        with contextlib.suppress(BrokenPipeError):
-            self._stdin().close()
+        self._child.end_input()
         self._waiter.join(timeout)
         if self._waiter.is_alive():
-            self._process.kill()
+            self._child.kill()
             self._waiter.join()
-
-    def _stdin(self) -> IO[bytes]:
-        assert self._process.stdin is not None
-        return self._process.stdin
-
-    def _wait(self) -> None:
-        self._on_exit(self._process.wait())
 
 
 class EngineThread:
@@ -111,14 +91,3 @@ class EngineThread:
 
     def _run(self) -> None:
         self._on_exit(self._proc.run())
-
-
-def describe_exit(exit_code: int) -> str:
-    """The cause to tell, where the engine had no last words."""
-    if exit_code >= 0:
-        return f"engine core process exited with code {exit_code}"
-    try:
-        name = f" ({signal.Signals(-exit_code).name})"
-    except ValueError:
-        name = ""
-    return f"engine core process was killed by signal {-exit_code}{name}"

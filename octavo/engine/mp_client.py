@@ -12,15 +12,24 @@ import tempfile
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from octavo.config import OctavoConfig
-from octavo.engine.engine_process import EngineHost, EngineProcess, EngineThread, describe_exit
-from octavo.engine.serial import EngineLaunch, EngineMessage, decode_output, encode
+from octavo.engine.child_process import describe_exit
+from octavo.engine.engine_process import EngineHost, EngineProcess, EngineThread, engine_child
+from octavo.engine.serial import (
+    EngineLaunch,
+    EngineMessage,
+    FrontEndSlot,
+    decode_output,
+    encode,
+    input_address,
+    output_address,
+)
 from octavo.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
 from octavo.logging import one_line
 from octavo.types import (
@@ -47,43 +56,64 @@ _HELLO_MS = 10_000
 
 
 class _Connection:
-    """Sockets, their folder and the engine at their other end. Owns them all, and knows when the engine is gone."""
+    """One front end's sockets to an engine, which it owns if it is the first. Knows when the engine is gone.
 
-    def __init__(self, config: OctavoConfig, own_process: bool) -> None:
+    Args:
+        socket_dir: exists.
+        client_index: of this front end.
+    """
+
+    def __init__(self, socket_dir: Path, client_index: int = 0) -> None:
         self.exit_code: int | None = None
+        self.client_index = client_index
         # The loop that watches the output socket: it must cease to before the socket is closed.
         self._loop: asyncio.AbstractEventLoop | None = None
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket_dir = Path(tempfile.mkdtemp(prefix="octavo-"))  # mode 0700
+        self.socket_dir = socket_dir
+        self.host: EngineHost | None = None
+        self._is_shared = False  # the engine: by several front ends
         self._closed = False
         try:
-            self.input = self._bind(zmq.ROUTER, "input")
-            self.output = self._bind(zmq.PULL, "output")
+            self.input = self._bind(zmq.ROUTER, input_address(socket_dir, client_index))
+            self.output = self._bind(zmq.PULL, output_address(socket_dir, client_index))
             self.output.bind(_EXIT_NOTICE)
-            launch = EngineLaunch(
-                config=config,
-                input_addresses=[self._address("input")],
-                output_addresses=[self._address("output")],
-                socket_dir=str(self.socket_dir),
-                launched=time.monotonic(),
-            )
-            host = EngineProcess if own_process else EngineThread
-            self.host: EngineHost = host(launch, self._on_exit)
         except BaseException:
             self.context.destroy(linger=0)
-            self.remove_socket_dir()
             raise
 
-    def _address(self, name: str) -> str:
-        return f"ipc://{self.socket_dir / name}"
+    @classmethod
+    def to_new_engine(cls, config: OctavoConfig, own_process: bool, num_front_ends: int) -> "_Connection":
+        """Starts the engine, too; ``num_front_ends`` may connect to it, this one included."""
+        child = engine_child() if own_process else None
+        socket_dir = child.socket_dir if child is not None else Path(tempfile.mkdtemp(prefix="octavo-"))
+        try:
+            made = cls(socket_dir)
+        except BaseException:
+            if child is not None:
+                child.kill()
+            shutil.rmtree(socket_dir, ignore_errors=True)
+            raise
+        made._is_shared = num_front_ends > 1
+        launch = EngineLaunch(
+            config=config,
+            input_addresses=[input_address(socket_dir, index) for index in range(num_front_ends)],
+            output_addresses=[output_address(socket_dir, index) for index in range(num_front_ends)],
+            socket_dir=str(socket_dir),
+            launched=time.monotonic(),
+        )
+        if child is not None:
+            made.host = EngineProcess(child, launch, made._on_exit)
+        else:
+            made.host = EngineThread(launch, made._on_exit)
+        return made
 
-    def _bind(self, kind: int, name: str) -> "zmq.Socket[bytes]":
+    def _bind(self, kind: int, address: str) -> "zmq.Socket[bytes]":
         socket = self.context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         try:
-            socket.bind(self._address(name))
+            socket.bind(address)
         except zmq.ZMQError as error:
             message = f"no socket can be made in {self.socket_dir}: {error}; set TMPDIR to a folder with a short name"
             raise ConfigError(message) from error
@@ -108,7 +138,7 @@ class _Connection:
             messages.append(decode_output(self.output.recv()))
             if isinstance(messages[-1], EngineDead):
                 return messages
-        return [*messages, EngineDead(describe_exit(self.exit_code), exit_code=3)]
+        return [*messages, EngineDead(describe_exit("engine core", self.exit_code), exit_code=3)]
 
     def watch_output(self, on_readable: Callable[[], None]) -> None:
         """Calls ``on_readable`` in the running event loop when messages may have come. It has to receive until there
@@ -121,27 +151,36 @@ class _Connection:
             self._loop.remove_reader(self.output.fileno())
         self._loop = None
 
-    def remove_socket_dir(self) -> None:
+    def on_connected(self) -> None:
+        """Both sockets are connected now, for good. If nobody else is to come, no file needs to name them any more, and
+        so none can be left, whoever is killed."""
+        if self.host is not None and not self._is_shared:
+            self._remove_socket_dir()
+
+    def _remove_socket_dir(self) -> None:
         shutil.rmtree(self.socket_dir, ignore_errors=True)
 
     def close(self, timeout: float = 5.0) -> None:
+        """Ends the engine, if it is this connection's own, and removes its folder."""
         if self._closed:
             return
         self._closed = True
-        self.host.stop(timeout)
+        if self.host is not None:
+            self.host.stop(timeout)
         self.unwatch_output()
         self.context.destroy(linger=0)
-        self.remove_socket_dir()
+        if self.host is not None:
+            self._remove_socket_dir()
 
 
 class _MPClient:
     """What the two clients share: sending, and the meaning of what is received."""
 
-    def __init__(self, config: OctavoConfig, own_process: bool) -> None:
+    def __init__(self, connection: _Connection) -> None:
         self.ready: EngineReady | None = None
         self.dead_error: EngineDeadError | None = None
         self.exit_code_hint = 0
-        self._connection = _Connection(config, own_process)
+        self._connection = connection
         # Also when this object is dropped, or the interpreter ends, without a shutdown.
         self._finalizer = weakref.finalize(self, self._connection.close)
         self._engine_identity: bytes | None = None
@@ -150,7 +189,7 @@ class _MPClient:
 
     @property
     def engine_pid(self) -> int | None:
-        """Process id of the engine; None if it is a thread."""
+        """Process id of the engine; None if it is a thread, or another front end's."""
         host = self._connection.host
         return host.pid if isinstance(host, EngineProcess) else None
 
@@ -160,6 +199,10 @@ class _MPClient:
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self._send(EngineCoreRequestType.ABORT, list(request_ids))
+
+    def _send_call(self, call_id: int, method: str, args: Sequence[Any]) -> None:
+        call = UtilityRequest(self._connection.client_index, call_id, method, list(args))
+        self._send(EngineCoreRequestType.UTILITY, call)
 
     def _send(self, kind: EngineCoreRequestType, message: EngineMessage) -> None:
         """Never blocks: what the engine has not taken in yet waits in the socket."""
@@ -193,8 +236,7 @@ class _MPClient:
             self._die(EngineDeadError("engine core is ready, but its input socket is not connected"), 3)
             return
         self._engine_identity = self._connection.input.recv_multipart()[0]
-        # Both sockets are connected now, for good: no file needs to name them any more, and so none can be left.
-        self._connection.remove_socket_dir()
+        self._connection.on_connected()
         self.ready = ready
 
     def _check_alive(self) -> None:
@@ -211,7 +253,7 @@ class SyncMPClient(_MPClient):
     """For callers without an event loop; used from one thread."""
 
     def __init__(self, config: OctavoConfig) -> None:
-        super().__init__(config, own_process=True)
+        super().__init__(_Connection.to_new_engine(config, own_process=True, num_front_ends=1))
         self._outputs: deque[EngineCoreOutputs] = deque()
         self._results: dict[int, UtilityResult] = {}
 
@@ -228,7 +270,9 @@ class SyncMPClient(_MPClient):
 
     def call_utility(self, method: str, *args: Any) -> Any:
         call_id = next(self._call_ids)
-        self._send(EngineCoreRequestType.UTILITY, UtilityRequest(0, call_id, method, list(args)))
+        self._send(
+            EngineCoreRequestType.UTILITY, UtilityRequest(self._connection.client_index, call_id, method, list(args))
+        )
         while call_id not in self._results:
             self._receive()
         return _result(self._results.pop(call_id))
@@ -243,10 +287,18 @@ class SyncMPClient(_MPClient):
 
 
 class AsyncMPClient(_MPClient):
-    """For an event loop; used from its thread only. The loop receives, from ``wait_ready`` on."""
+    """For an event loop; used from its thread only. The loop receives, from ``wait_ready`` on.
 
-    def __init__(self, config: OctavoConfig, own_process: bool = True) -> None:
-        super().__init__(config, own_process)
+    Args:
+        slot: joins the engine that is there, or says how many will join this one.
+    """
+
+    def __init__(self, config: OctavoConfig, own_process: bool = True, slot: FrontEndSlot | None = None) -> None:
+        slot = slot if slot is not None else FrontEndSlot()
+        if slot.socket_dir is None:
+            super().__init__(_Connection.to_new_engine(config, own_process, slot.count))
+        else:
+            super().__init__(_Connection(Path(slot.socket_dir), slot.index))
         self._outputs: asyncio.Queue[EngineCoreOutputs | None] = asyncio.Queue()  # None: the engine is dead
         self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
         self._ready_or_dead = asyncio.Event()
@@ -275,7 +327,10 @@ class AsyncMPClient(_MPClient):
         call_id = next(self._call_ids)
         self._calls[call_id] = answer = asyncio.get_running_loop().create_future()
         try:
-            self._send(EngineCoreRequestType.UTILITY, UtilityRequest(0, call_id, method, list(args)))
+            self._send(
+                EngineCoreRequestType.UTILITY,
+                UtilityRequest(self._connection.client_index, call_id, method, list(args)),
+            )
             return _result(await answer)
         finally:
             del self._calls[call_id]
@@ -293,6 +348,10 @@ class AsyncMPClient(_MPClient):
             return
         except Exception as error:
             self._die(EngineDeadError(one_line(f"{type(error).__name__}: {error}")), 3)
+
+    def engine_is_gone(self, cause: str) -> None:
+        """What the front end that owns the engine says of its end, to the others."""
+        self._die(EngineDeadError(cause), 3)
 
     def _answer_call(self, result: UtilityResult) -> None:
         answer = self._calls.get(result.call_id)

@@ -48,10 +48,14 @@ class OutputProcessor:
 
     A request that ends here (a stop string, an abort) is still known to the engine for a while. Until the engine's
     own last word on it has come, its id is not used for another, so that no late token can land in the wrong request.
+
+    Args:
+        client_index: of this front end.
     """
 
-    def __init__(self, tokenizer: Tokenizer, metrics: "EngineMetrics | None" = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, metrics: "EngineMetrics | None" = None, client_index: int = 0) -> None:
         self._tokenizer = tokenizer
+        self._client_index = client_index
         self._texts = TokenTexts(tokenizer)
         self._metrics = metrics
         self._requests: dict[str, RequestState] = {}
@@ -77,11 +81,14 @@ class OutputProcessor:
         state = RequestState(inputs, wake)
         matcher = StopMatcher(inputs.params.stop) if inputs.params.stop else None
         for request in inputs.requests:
-            engine_id = request.request_id
+            # Two front ends may have got the same id from their callers.
+            name = engine_id = (
+                f"{request.request_id}@{self._client_index}" if self._client_index else request.request_id
+            )
             while engine_id in self._closing or engine_id in self._choices:
-                engine_id = f"{request.request_id}#{next(self._reuses)}"
+                engine_id = f"{name}#{next(self._reuses)}"
             if engine_id != request.request_id:
-                request = msgspec.structs.replace(request, request_id=engine_id)
+                request = msgspec.structs.replace(request, request_id=engine_id, client_index=self._client_index)
             fresh = None if matcher is None else matcher.fresh()
             choice = Choice(state, request, self._tokenizer, self._texts, fresh)
             state.engine_requests.append(request)

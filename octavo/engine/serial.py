@@ -3,12 +3,23 @@
 A payload that does not decode to its type raises msgspec.DecodeError (ValidationError is one), nothing else.
 """
 
+from pathlib import Path
+
 import msgspec
 
 from octavo.config import OctavoConfig
 from octavo.types import EngineCoreRequest, EngineCoreRequestType, EngineOutput, UtilityRequest
 
-__all__ = ["EngineLaunch", "EngineMessage", "decode_launch", "decode_message", "decode_output", "encode"]
+__all__ = [
+    "EngineLaunch",
+    "EngineMessage",
+    "decode_launch",
+    "decode_message",
+    "decode_output",
+    "encode",
+    "input_address",
+    "output_address",
+]
 
 # What an engine is asked, decoded.
 EngineMessage = EngineCoreRequest | list[str] | UtilityRequest
@@ -20,7 +31,7 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         input_addresses: ZMQ endpoints that requests come from, one for each front end (its ROUTER socket).
         output_addresses: endpoints that results go to, in the same order (its PULL socket).
-        socket_dir: the folder of those sockets; the engine removes it if the front end has died.
+        socket_dir: the private folder of those sockets, and of what else the server's processes share.
         launched: seconds of time.monotonic().
     """
 
@@ -29,6 +40,30 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     output_addresses: list[str]
     socket_dir: str
     launched: float
+
+
+class FrontEndSlot(msgspec.Struct, frozen=True, kw_only=True):
+    """A front end's place among those that share an engine.
+
+    Attributes:
+        index: its client index.
+        count: how many there are.
+        socket_dir: the private folder of the engine that is there; None: starts one, which the others can join.
+    """
+
+    index: int = 0
+    count: int = 1
+    socket_dir: str | None = None
+
+
+def input_address(socket_dir: str | Path, client_index: int) -> str:
+    """Where a front end's requests go out."""
+    return f"ipc://{socket_dir}/input-{client_index}"
+
+
+def output_address(socket_dir: str | Path, client_index: int) -> str:
+    """Where what is for a front end comes in."""
+    return f"ipc://{socket_dir}/output-{client_index}"
 
 
 _launch_decoder = msgspec.msgpack.Decoder(EngineLaunch)

@@ -19,19 +19,13 @@ from typing import TypeVar
 import uvloop
 
 from octavo.config import EngineArgs, ServerConfig
-from octavo.engine import AsyncLLM, build_config
-from octavo.entrypoints.api_server import build_app
-from octavo.entrypoints.errors import UnavailableError
-from octavo.entrypoints.http_server import HttpServer
+from octavo.engine import AsyncLLM, FrontEndSlot, build_config
+from octavo.entrypoints.front_end import FrontEnd
+from octavo.entrypoints.front_ends import FurtherFrontEnds
 from octavo.entrypoints.listen import listen, url_of
-from octavo.entrypoints.server_state import ServerState
 from octavo.errors import ConfigError, EngineDeadError, ModelError
-from octavo.logging import init_logger
-from octavo.renderers import ChatRenderer
 
 __all__ = ["serve"]
-
-logger = init_logger(__name__)
 
 _T = TypeVar("_T")
 
@@ -39,23 +33,39 @@ _CLASS_NAME = re.compile(r"^\w+Error: ")
 
 _PROGRESS_SECONDS = 0.25
 _LINE_SECONDS = 2.0
-# What streams and connections get to write their last words.
-_LAST_WORDS_SECONDS = 1.5
+# What other front ends get for their clients' last words.
+_FRONT_ENDS_SECONDS = 4.0
+# How much later than its consequences the cause of a death may be known.
+_CAUSE_SECONDS = 1.0
 
 
-def serve(engine_args: EngineArgs, config: ServerConfig) -> int:
+def serve(engine_args: EngineArgs, config: ServerConfig, socket_dir: Path | None = None) -> int:
     """Runs a server until it is told to end; returns the exit code.
+
+    Args:
+        socket_dir: the private folder of the engine that was started early; None: the engine will be a thread.
 
     Raises:
         ConfigError, ModelError: it cannot start as configured.
-        EngineDeadError: the engine has died.
+        EngineDeadError: the engine, or another of its processes, has died.
     """
-    with contextlib.closing(listen(config.http.host, config.http.port)) as sock:
+    http = config.http
+    if http.api_server_count > 1 and socket_dir is None:
+        raise ConfigError(
+            "--api-server-count: with OCTAVO_ENABLE_MULTIPROCESSING=0 there is one process for everything"
+        )
+    sockets = listen(http.host, http.port, http.api_server_count)
+    with contextlib.ExitStack() as stack:
+        for sock in sockets:
+            stack.enter_context(contextlib.closing(sock))
         file = config.answer.chat_template
         chat_template = None if file is None else _read_template(Path(file))
-        server = _ServerProcess(engine_args, config, sock, chat_template)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(server.run())
+            return runner.run(_run(_ServerProcess(engine_args, config, sockets, chat_template, socket_dir)))
+
+
+async def _run(server: "_ServerProcess") -> int:
+    return await server.run()
 
 
 def _read_template(path: Path) -> str:
@@ -68,31 +78,37 @@ def _read_template(path: Path) -> str:
 
 class _ServerProcess:
     def __init__(
-        self, engine_args: EngineArgs, config: ServerConfig, sock: socket.socket, chat_template: str | None
+        self,
+        engine_args: EngineArgs,
+        config: ServerConfig,
+        sockets: list[socket.socket],
+        chat_template: str | None,
+        socket_dir: Path | None,
     ) -> None:
         self._engine_args = engine_args
         self._config = config
-        self._socket = sock
-        self._url = url_of(sock)
+        self._sockets = sockets
+        self._url = url_of(sockets[0])
         self._chat_template = chat_template
-        self._state = ServerState(config)
+        self._socket_dir = socket_dir
+        self._front_end = FrontEnd(config, chat_template, sockets[0])
+        self._state = self._front_end.state
         self._engine: AsyncLLM | None = None
         self._signals: list[int] = []
         self._signalled = asyncio.Event()
-        self._hurried = asyncio.Event()  # by a second signal
 
     async def run(self) -> int:
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
-        http = HttpServer(build_app(self._state), self._config)
-        http_task = asyncio.create_task(http.serve(sockets=[self._socket]), name="http")
+        http_task = self._front_end.listen()
+        self._others = others = FurtherFrontEnds(self._sockets[1:], self._socket_dir)
         engine_task = asyncio.create_task(self._run_engine(), name="engine")
         signal_task = asyncio.create_task(self._signalled.wait(), name="signal")
         try:
-            await asyncio.wait((http_task, engine_task, signal_task), return_when=asyncio.FIRST_COMPLETED)
-            if engine_task.done():
-                self._state.active.end_all(EngineDeadError("the engine has died"))
-                engine_task.result()
+            await asyncio.wait(
+                (http_task, engine_task, signal_task, others.failure), return_when=asyncio.FIRST_COMPLETED
+            )
+            await self._raise_failure(engine_task)
             if http_task.done():
                 http_task.result()
                 raise RuntimeError("the HTTP server has ended by itself")
@@ -102,17 +118,35 @@ class _ServerProcess:
             return 0
         finally:
             signal_task.cancel()
-            await self._state.active.wait_idle(_LAST_WORDS_SECONDS)
-            await self._end_http(http, http_task)
+            await self._front_end.end()
+            await others.end(_FRONT_ENDS_SECONDS)
             if self._engine is not None:
                 self._engine.shutdown()  # which lets engine_task end too
             else:
                 engine_task.cancel()
             await asyncio.gather(http_task, engine_task, signal_task, return_exceptions=True)
 
+    async def _raise_failure(self, engine_task: "asyncio.Task[None]") -> None:
+        """Raises what is to be told if the engine or another front end has ended, after telling the clients."""
+        failure = self._others.failure
+        if failure.done() and not engine_task.done():
+            # It may be that they ended because of the engine, whose cause then is the one to tell.
+            await asyncio.wait((engine_task,), timeout=_CAUSE_SECONDS)
+        if not engine_task.done() and not failure.done():
+            return
+        self._front_end.engine_died()
+        cause = failure.result() if not engine_task.done() else str(engine_task.exception())
+        self._others.engine_is_gone(cause)
+        if engine_task.done():
+            engine_task.result()
+        raise EngineDeadError(cause)
+
     def _on_signal(self, signum: int) -> None:
         self._signals.append(signum)
-        (self._hurried if self._signalled.is_set() else self._signalled).set()
+        if self._signalled.is_set():
+            self._front_end.hurried.set()
+            self._others.hurry()
+        self._signalled.set()
 
     # ---- the engine -------------------------------------------------------------------------------------------------
 
@@ -122,11 +156,12 @@ class _ServerProcess:
         reporter = asyncio.create_task(self._report_progress())
         try:
             config = await _in_daemon_thread(lambda: build_config(self._engine_args, self._on_progress))
-            self._engine = engine = AsyncLLM(config)
+            slot = FrontEndSlot(count=self._config.http.api_server_count)
+            self._engine = engine = AsyncLLM(config, slot=slot)
             engine.start()
-            if self._chat_template is not None:  # found wrong now, not when gigabytes of weights have been read
-                await asyncio.to_thread(lambda: ChatRenderer(engine.tokenizer, self._chat_template))
-            await engine.ready()
+            loading = asyncio.create_task(self._front_end.load(engine))
+            self._others.launch(config, self._config, self._chat_template)
+            await loading
         except EngineDeadError as error:
             if self._engine is not None and self._engine.exit_code_hint == 1:
                 # It did not die: it could not be loaded as configured. The class is of no interest to a user.
@@ -134,7 +169,6 @@ class _ServerProcess:
             raise
         finally:
             reporter.cancel()
-        self._state.attach(engine, self._chat_template)
         say(f"Octavo is ready: {self._url} ({self._facts(engine)})")
         raise await engine.wait_dead()
 
@@ -165,30 +199,23 @@ class _ServerProcess:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    async def _end_http(self, http: HttpServer, http_task: "asyncio.Task[None]") -> None:
-        http.should_exit = True
-        done, _ = await asyncio.wait((http_task,), timeout=_LAST_WORDS_SECONDS)
-        if not done:
-            # Clients that do not read: what is to be written to them can wait for ever.
-            http.abort_connections()
-            await asyncio.wait((http_task,))
-
     async def _drain(self, engine_task: asyncio.Task[None]) -> None:
         """Lets running requests finish, as long as they may. The engine's death meanwhile is raised."""
-        state, timeout = self._state, self._config.http.shutdown_timeout
-        state.draining = True
-        if len(state.active) and timeout > 0:
-            requests = "1 running request" if len(state.active) == 1 else f"{len(state.active)} running requests"
+        timeout = self._config.http.shutdown_timeout
+        num_running = len(self._state.active)
+        if timeout > 0 and (num_running or len(self._sockets) > 1):
+            requests = "running requests" if not num_running else f"{num_running} running requests"
+            requests = "1 running request" if num_running == 1 else requests
             say(f"shutting down: waiting up to {timeout:g} s for {requests}; send the signal again to end now")
-            idle = asyncio.create_task(state.active.wait_idle(timeout))
-            hurried = asyncio.create_task(self._hurried.wait())
-            await asyncio.wait((idle, hurried, engine_task), return_when=asyncio.FIRST_COMPLETED)
-            idle.cancel()
-            hurried.cancel()
-            if engine_task.done():
-                state.active.end_all(EngineDeadError("the engine has died"))
-                engine_task.result()
-        state.active.end_all(UnavailableError("the server is shutting down; the request was ended before it was done"))
+        self._others.drain(timeout)
+        drained = asyncio.gather(self._drain_this(timeout), self._others.wait(timeout + _FRONT_ENDS_SECONDS))
+        await asyncio.wait((drained, engine_task), return_when=asyncio.FIRST_COMPLETED)
+        drained.cancel()
+        await self._raise_failure(engine_task)
+
+    async def _drain_this(self, timeout: float) -> None:
+        await self._front_end.drain(timeout)
+        self._front_end.refuse_all()
 
 
 def say(line: str) -> None:

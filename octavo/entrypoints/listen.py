@@ -1,4 +1,4 @@
-"""Binds the server's socket, before anything that takes time: a port that is taken ends the start at once."""
+"""Binds the server's sockets, before anything that takes time: a port that is taken ends the start at once."""
 
 import errno
 import socket
@@ -10,8 +10,9 @@ __all__ = ["listen", "url_of"]
 _BACKLOG = 2048
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on ``host`` and ``port`` (0: one that is free).
+def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
+    """Sockets bound to ``host`` and ``port`` (0: one that is free), among which the system spreads new connections. The
+    first one listens; each of the others gets its share when it does, too.
 
     Raises:
         ConfigError: there is no such host, or the port cannot be had.
@@ -20,20 +21,29 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"--host {host!r} is not an address of this machine: {_reason(error)}") from None
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sockets: list[socket.socket] = []
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(_BACKLOG)
+        for _ in range(count):
+            sockets.append(sock := socket.socket(family, socket.SOCK_STREAM))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setblocking(False)
+            if len(sockets) > 1:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                sock.bind(sockets[0].getsockname())
+                continue
+            sock.bind(address)
+            if count > 1:  # not before: it is to be the only one so far, or else the port is in use
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sockets[0].listen(_BACKLOG)
     except OSError as error:
-        sock.close()
+        for sock in sockets:
+            sock.close()
         if error.errno == errno.EADDRINUSE:
             message = f"port {port} on {host} is in use; stop what uses it, or choose another with --port"
         else:
             message = f"cannot listen on {host} port {port}: {_reason(error)}; see --host and --port"
         raise ConfigError(message) from None
-    sock.setblocking(False)
-    return sock
+    return sockets
 
 
 def url_of(sock: socket.socket) -> str:

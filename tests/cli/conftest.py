@@ -223,7 +223,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineArgs, ServerConf
     """What would have been served."""
     calls: list[tuple[EngineArgs, ServerConfig]] = []
 
-    def serve(engine_args: EngineArgs, config: ServerConfig) -> int:
+    def serve(engine_args: EngineArgs, config: ServerConfig, socket_dir: object) -> int:
         calls.append((engine_args, config))
         return 0
 

@@ -63,7 +63,9 @@ class ScriptedClient:
 @pytest.fixture
 def scripted(tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., AsyncLLM]:
     def make(*steps: EngineCoreOutputs) -> AsyncLLM:
-        monkeypatch.setattr("octavo.engine.async_llm.make_async_client", lambda config: ScriptedClient(list(steps)))
+        monkeypatch.setattr(
+            "octavo.engine.async_llm.make_async_client", lambda config, slot: ScriptedClient(list(steps))
+        )
         return AsyncLLM(model=str(tiny_llama_dir), dtype="float32", disable_log_stats=True)
 
     return make
