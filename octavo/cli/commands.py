@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import octavo
 from octavo import envs
-from octavo.cli import bench, chat, collect_env, complete, pull, serve
+from octavo.cli import bench, chat, collect_env, complete, pull, run_batch, serve
 from octavo.cli.config_file import take_config_file
 from octavo.cli.parser import Parser
 from octavo.cli.words import dashed, join_dotted
@@ -15,7 +15,7 @@ from octavo.logging import one_line
 
 __all__ = ["run"]
 
-_COMMANDS = (serve, chat, complete, pull, bench, collect_env)
+_COMMANDS = (serve, chat, complete, pull, run_batch, bench, collect_env)
 
 
 def run(argv: Sequence[str] | None = None) -> int:

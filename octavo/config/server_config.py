@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from octavo.config.access import AccessConfig
@@ -26,13 +26,19 @@ class ServerConfig:
     logs: LogsConfig = field(default_factory=LogsConfig)
 
     @staticmethod
-    def add_cli_args(parser: argparse.ArgumentParser, choices: Mapping[str, tuple[str, ...]] | None = None) -> None:
+    def add_cli_args(
+        parser: argparse.ArgumentParser,
+        choices: Mapping[str, tuple[str, ...]] | None = None,
+        groups: Collection[str] | None = None,
+    ) -> None:
         """Adds a flag for every option.
 
         Args:
             choices: keyword → allowed values, where this room cannot know them.
+            groups: names of the concerns that are wanted; None: all.
         """
-        add_flags(parser, flags_of(_GROUPS), choices)
+        wanted = {name: config for name, config in _GROUPS.items() if groups is None or name in groups}
+        add_flags(parser, flags_of(wanted), choices)
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> "ServerConfig":

@@ -1,12 +1,10 @@
 """The app: routes, and what each may answer. Knows nothing of sockets, signals and processes."""
 
 import functools
-import itertools
 import re
 import time
 import uuid
 from typing import Any, Protocol, TypeVar
-from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -17,6 +15,7 @@ import octavo
 from octavo.entrypoints.answer_response import CLIENT_CLOSED_REQUEST, AnswerResponse
 from octavo.entrypoints.body_refusal import BodyRefusal
 from octavo.entrypoints.errors import PayloadTooLargeError, SchemaError, UnavailableError, on_error
+from octavo.entrypoints.ignored_fields import remarks, unknown_fields
 from octavo.entrypoints.openai import Answer, RequestBody
 from octavo.entrypoints.openai.responses import encode
 from octavo.entrypoints.openapi import describe
@@ -32,8 +31,6 @@ _Request = TypeVar("_Request", bound=RequestBody)
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _LONGEST_CAUSE = 500
-_MOST_IGNORED_SHOWN = 32
-_LONGEST_IGNORED = 64
 
 
 def build_app(state: ServerState) -> FastAPI:
@@ -122,7 +119,7 @@ async def _answer(state: ServerState, request: Request, serving: _Serving[_Reque
         asked = serving.parse(body)
         ignored = asked.ignored_fields()
         if ignored and state.config.answer.strict_requests:
-            raise _unknown(ignored)
+            raise unknown_fields(ignored)
         if asked.request_id is not None:
             name = request.state.request_id = _checked_id(asked.request_id)
     except ClientDisconnect:
@@ -134,20 +131,7 @@ async def _answer(state: ServerState, request: Request, serving: _Serving[_Reque
 
 
 def _answer_headers(name: str, ignored: list[str], answer: Answer) -> dict[str, str]:
-    headers = {"x-request-id": name}
-    if ignored or answer.unread:
-        headers["x-octavo-ignored"] = _header_list([*ignored, *answer.unread])
-    if answer.num_truncated:
-        headers["x-octavo-truncated"] = str(answer.num_truncated)
-    return headers
-
-
-def _unknown(names: list[str]) -> SchemaError:
-    """The refusal of what octavo does not know, by a server that is to be strict."""
-    shown = ", ".join(name[:_LONGEST_IGNORED] for name in names[:_MOST_IGNORED_SHOWN])
-    more = f" and {len(names) - _MOST_IGNORED_SHOWN} more" if len(names) > _MOST_IGNORED_SHOWN else ""
-    message = f"unknown fields: {shown}{more}; leave them out (the server was started with --strict-requests)"
-    return SchemaError(message, param=names[0][:_LONGEST_IGNORED])
+    return {"x-request-id": name} | remarks(ignored, answer)
 
 
 def _request_id(in_header: str) -> str:
@@ -159,14 +143,3 @@ def _checked_id(in_body: str) -> str:
     if not _REQUEST_ID.fullmatch(in_body):
         raise SchemaError("request_id must be 1 to 128 visible ASCII characters", param="request_id")
     return in_body
-
-
-def _header_list(names: list[str]) -> str:
-    """Names as a header's value, whatever characters they are made of."""
-    shown = [
-        quote(name[:_LONGEST_IGNORED], safe="")[:_LONGEST_IGNORED]
-        for name in itertools.islice(names, _MOST_IGNORED_SHOWN)
-    ]
-    if len(names) > len(shown):
-        shown.append(f"and {len(names) - len(shown)} more")
-    return ", ".join(shown)

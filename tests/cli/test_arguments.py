@@ -63,7 +63,7 @@ def test_help_loads_neither_torch_nor_an_http_library() -> None:
         (["serve", "--model", "x"], "MODEL is given without a flag: octavo serve MODEL"),
         (["chat", "--max-token", "5"], "did you mean --max-tokens?"),
         (["serve", "a", "b"], "unrecognized arguments: b"),
-        (["sevre"], "invalid choice: 'sevre' (choose from 'serve', 'chat', 'complete', 'pull', 'bench', "),
+        (["sevre"], "invalid choice: 'sevre' (choose from 'serve', 'chat', 'complete', 'pull', 'run-batch', 'bench', "),
         (["--serve"], "unrecognized arguments: --serve"),
         (["complete"], "the following arguments are required: PROMPT"),
         (["serve", "--port", "65536"], "argument --port: must be a whole number between 0 and 65535, got 65536"),
