@@ -5,9 +5,14 @@ from pathlib import Path
 
 from octavo.errors import ConfigError
 
-__all__ = ["cache_dir", "cpu_isa", "enable_multiprocessing", "hub_offline", "log_level", "omp_num_threads"]
+__all__ = ["api_key", "cache_dir", "cpu_isa", "enable_multiprocessing", "hub_offline", "log_level", "omp_num_threads"]
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def api_key() -> str | None:
+    """``OCTAVO_API_KEY``: the key that requests to a server must bring, where no flag states one."""
+    return os.environ.get("OCTAVO_API_KEY") or None
 
 
 def cache_dir() -> Path:

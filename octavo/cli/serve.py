@@ -34,11 +34,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.model is None and _may_hold_model(args.served_model_name or []):
-        args.usage_error(
-            "--served-model-name takes every word after it, so MODEL must come first: "
-            "octavo serve MODEL --served-model-name NAME ... (smollm2 is the demo model)"
-        )
+    if args.model is None:
+        _check_no_list_holds_it(args)
     signal.signal(signal.SIGTERM, _terminated)  # until the server has a handler of its own
     engine_args, server_config = EngineArgs.from_cli_args(args), ServerConfig.from_cli_args(args)
     from octavo.engine import early_engine
@@ -50,8 +47,20 @@ def run(args: argparse.Namespace) -> int:
         return serve(engine_args, server_config, socket_dir)
 
 
+def _check_no_list_holds_it(args: argparse.Namespace) -> None:
+    """Ends with a usage error where MODEL was probably taken for one of a flag's words: as a key, it would even open
+    the server."""
+    for keyword, words in vars(args).items():
+        if isinstance(words, list) and _may_hold_model(words):
+            flag = "--" + keyword.replace("_", "-")
+            args.usage_error(
+                f"{flag} takes every word after it, so MODEL must come first: "
+                f"octavo serve MODEL {flag} NAME ... (smollm2 is the demo model)"
+            )
+
+
 def _may_hold_model(names: list[str]) -> bool:
-    """Whether the last of the names that the API answers to was probably meant as MODEL."""
+    """Whether the last of them was probably meant as MODEL."""
     return len(names) > 1 or any(name.endswith(".gguf") or os.path.exists(name) for name in names)
 
 

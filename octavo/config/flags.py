@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import types
@@ -108,7 +109,7 @@ class Flag:
             if choices:
                 settings["choices"] = choices
             if self.kind is list:
-                settings["nargs"] = "+"
+                settings |= {"nargs": "+", "action": _Words}
         names = [name for name in (metadata["short"], self.flag) if name]
         group.add_argument(*names, **settings)
 
@@ -118,12 +119,30 @@ class Flag:
         def parse(text: str) -> Any:
             try:
                 if self.kind is list:
-                    return text if text else self.checked([text])
+                    return self.checked(_read_list(text))
                 return self.checked(_read_word(text, self.kind))
             except ConfigError as error:
                 raise argparse.ArgumentTypeError(str(error).removeprefix(self.flag).lstrip(" :")) from error
 
         return parse
+
+
+class _Words(argparse.Action):
+    """A flag that takes several words, in one place or in several. What a file says is replaced, not added to."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        so_far = getattr(namespace, self.dest, None)
+        if so_far is None or so_far is parser.get_default(self.dest):
+            so_far = []
+        setattr(namespace, self.dest, [*so_far, *itertools.chain.from_iterable(values)])
+
+
+def _read_list(text: str) -> Any:
+    """The word alone, or the JSON list that it is."""
+    value = _read_word(text, dict) if text.startswith("[") else text
+    return value if isinstance(value, list) else [text]
 
 
 def _read_word(text: str, kind: type) -> Any:

@@ -18,6 +18,7 @@ def option(
     metavar: str | None = None,
     least: float | None = None,
     most: float | None = None,
+    secret: bool = False,
 ) -> Any:
     """A dataclass field whose metadata the command line is made from.
 
@@ -30,6 +31,7 @@ def option(
         refused: values that people know from elsewhere → why octavo does not have them.
         metavar: what stands for the value in ``--help``; SECONDS is a unit, too.
         least, most: bounds of a number, both allowed; infinity and NaN then are not.
+        secret: the value is not to be shown where the config is.
     """
     stated = {
         "help": help,
@@ -42,5 +44,5 @@ def option(
         "most": most,
     }
     if default in ([], {}):
-        return field(default_factory=type(default), metadata=stated)
-    return field(default=default, metadata=stated)
+        return field(default_factory=type(default), metadata=stated, repr=not secret)
+    return field(default=default, metadata=stated, repr=not secret)

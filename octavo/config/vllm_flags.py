@@ -139,20 +139,12 @@ _TABLE: list[tuple[str, str]] = [
         "scheduler-cls worker-cls=auto worker-extension-cls model-impl=auto",
     ),
     (
-        "octavo loads no code into the server but --logits-processors",
-        "middleware=[] logits-processor-pattern",
+        "octavo loads no code into the server but --logits-processors and --middleware",
+        "logits-processor-pattern",
     ),
     (
         "octavo speaks plain HTTP; put a proxy that ends TLS before it",
         "ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs=0 ssl-ciphers enable-ssl-refresh? uds grpc?",
-    ),
-    (
-        "octavo asks for no key yet; let it listen on 127.0.0.1 and put a proxy that does before it",
-        "api-key",
-    ),
-    (
-        "octavo sends no CORS headers and knows no prefix of paths; a proxy can add both",
-        "allow-credentials? allowed-origins allowed-methods allowed-headers root-path",
     ),
     (
         "octavo serves /openapi.json and no pages of documentation",

@@ -10,13 +10,15 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 import octavo
+from octavo.entrypoints.access import bound_priority, with_access
 from octavo.entrypoints.answer_response import CLIENT_CLOSED_REQUEST, AnswerResponse
 from octavo.entrypoints.body_refusal import BodyRefusal
 from octavo.entrypoints.errors import PayloadTooLargeError, SchemaError, UnavailableError, on_error
 from octavo.entrypoints.ignored_fields import remarks, unknown_fields
-from octavo.entrypoints.openai import Answer, RequestBody
+from octavo.entrypoints.openai import Answer, ChatCompletionRequest, CompletionRequest, RequestBody
 from octavo.entrypoints.openai.responses import encode
 from octavo.entrypoints.openapi import describe
 from octavo.entrypoints.request_body import read_json_object
@@ -33,9 +35,18 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _LONGEST_CAUSE = 500
 
 
-def build_app(state: ServerState) -> FastAPI:
-    """The app over one server's state."""
+def build_app(state: ServerState) -> ASGIApp:
+    """The app over one server's state, behind all that its config says of who may use it.
+
+    Raises:
+        ConfigError: see with_access.
+    """
+    return with_access(_routes(state), state.config.access, state.shared_dir)
+
+
+def _routes(state: ServerState) -> FastAPI:
     app = FastAPI(title="octavo", version=octavo.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.root_path = state.config.access.root_path or ""
     for kind in (HTTPException, OctavoError, Exception):
         app.add_exception_handler(kind, on_error)
     _add_probes(app, state)
@@ -117,6 +128,8 @@ async def _answer(state: ServerState, request: Request, serving: _Serving[_Reque
     try:
         body = await read_json_object(request, state.config.limits.max_body_bytes)
         asked = serving.parse(body)
+        if isinstance(asked, ChatCompletionRequest | CompletionRequest):
+            asked.priority = bound_priority(request.scope, asked.priority)
         ignored = asked.ignored_fields()
         if ignored and state.config.answer.strict_requests:
             raise unknown_fields(ignored)

@@ -17,6 +17,7 @@ __all__ = [
     "ErrorInfo",
     "PayloadTooLargeError",
     "SchemaError",
+    "TooManyRequestsError",
     "UnavailableError",
     "error_event",
     "error_info",
@@ -30,6 +31,7 @@ _TYPES = {
     400: "BadRequestError",
     404: "NotFoundError",
     422: "UnprocessableEntityError",
+    429: "RateLimitError",
     500: "InternalServerError",
     503: "Service Unavailable",
 }
@@ -43,6 +45,12 @@ class PayloadTooLargeError(RequestError):
     """The body is larger than the server accepts."""
 
     status = 413
+
+
+class TooManyRequestsError(RequestError):
+    """The client's key has used up its limits for now."""
+
+    status = 429
 
 
 class UnavailableError(RequestError):

@@ -5,6 +5,7 @@ What it does not know: processes, signals, and how many of its kind there are.
 
 import asyncio
 import socket
+from pathlib import Path
 
 from octavo.config import ServerConfig
 from octavo.engine import AsyncLLM
@@ -28,14 +29,17 @@ class FrontEnd:
         config: the server's settings.
         chat_template: instead of the model's own.
         sock: bound; need not listen yet.
+        shared_dir: private folder of all front ends of the server; None: this is the only one.
 
     Attributes:
         state: what the routes see.
         hurried: set when running requests are not to be waited for any more.
     """
 
-    def __init__(self, config: ServerConfig, chat_template: str | None, sock: socket.socket) -> None:
-        self.state = ServerState(config)
+    def __init__(
+        self, config: ServerConfig, chat_template: str | None, sock: socket.socket, shared_dir: Path | None
+    ) -> None:
+        self.state = ServerState(config, shared_dir)
         self.hurried = asyncio.Event()
         self._chat_template = chat_template
         self._socket = sock

@@ -11,6 +11,7 @@ import os
 import queue
 import socket
 import threading
+from pathlib import Path
 from typing import NoReturn
 
 import uvloop
@@ -33,7 +34,9 @@ class _FrontEndProc:
 
     def __init__(self, launch: FrontEndLaunch, orders: "queue.SimpleQueue[Order]") -> None:
         self._orders = orders
-        self._front_end = FrontEnd(launch.server, launch.chat_template, socket.socket(fileno=launch.socket_fd))
+        assert launch.slot.socket_dir is not None
+        sock = socket.socket(fileno=launch.socket_fd)
+        self._front_end = FrontEnd(launch.server, launch.chat_template, sock, Path(launch.slot.socket_dir))
         self._engine = AsyncLLM(launch.config, slot=launch.slot)
         self._drain = asyncio.get_running_loop().create_future()
 

@@ -20,6 +20,7 @@ import uvloop
 
 from octavo.config import EngineArgs, ServerConfig
 from octavo.engine import AsyncLLM, FrontEndSlot, build_config
+from octavo.entrypoints.access import check_access
 from octavo.entrypoints.front_end import FrontEnd
 from octavo.entrypoints.front_ends import FurtherFrontEnds
 from octavo.entrypoints.listen import listen, url_of
@@ -49,6 +50,7 @@ def serve(engine_args: EngineArgs, config: ServerConfig, socket_dir: Path | None
         ConfigError, ModelError: it cannot start as configured.
         EngineDeadError: the engine, or another of its processes, has died.
     """
+    check_access(config.access, engine_args.stated["scheduler"].get("policy", "fcfs"))
     http = config.http
     if http.api_server_count > 1 and socket_dir is None:
         raise ConfigError(
@@ -91,7 +93,7 @@ class _ServerProcess:
         self._url = url_of(sockets[0])
         self._chat_template = chat_template
         self._socket_dir = socket_dir
-        self._front_end = FrontEnd(config, chat_template, sockets[0])
+        self._front_end = FrontEnd(config, chat_template, sockets[0], socket_dir)
         self._state = self._front_end.state
         self._engine: AsyncLLM | None = None
         self._signals: list[int] = []

@@ -1,6 +1,7 @@
 """What the routes and the process around them know of each other: how far the engine is, and what is under way."""
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import ServerConfig
@@ -77,6 +78,7 @@ class ServerState:
     """Args:
 
     config: the server's settings.
+    shared_dir: private folder of all front ends of the server; None: this is the only one.
 
     Raises:
         ConfigError: there is no such reasoning parser.
@@ -89,8 +91,9 @@ class ServerState:
         active: the generations under way.
     """
 
-    def __init__(self, config: ServerConfig | None = None) -> None:
+    def __init__(self, config: ServerConfig | None = None, shared_dir: Path | None = None) -> None:
         self.config = config if config is not None else ServerConfig()
+        self.shared_dir = shared_dir
         known = (_FROM_TEMPLATE, _NO_REASONING, *REASONING_PARSERS)
         parser = self.config.answer.reasoning_parser
         if parser not in known:

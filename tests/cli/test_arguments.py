@@ -134,6 +134,31 @@ def test_a_model_taken_for_one_of_the_names_is_a_usage_error(
     assert served[0][0].stated["model"] == {"model": "smollm2", "served_model_name": names}
 
 
+@pytest.mark.parametrize("flag", ["--api-key", "--middleware", "--allowed-origins"])
+def test_nor_is_it_taken_for_a_key(octavo: Callable[..., Any], served: list[Any], flag: str) -> None:
+    done = octavo("serve", flag, "one", "smollm2")
+    assert (done.code, served) == (2, [])
+    assert done.err.startswith(f"octavo serve: error: {flag} takes every word after it, so MODEL must come first")
+
+
+def test_lists_may_be_words_or_json_at_once_or_one_by_one(octavo: Callable[..., Any], served: list[Any]) -> None:
+    words = ["--api-key", "a", "b", "--api-key=c", "--allowed-origins", '["https://x", "https://y"]', "https://z"]
+    words += ["--middleware", "m.One", "--middleware", "m.Two", "--allowed-methods", '["*"]']
+    assert octavo("serve", "MODEL", *words).code == 0
+    access = served[0][1].access
+    assert access.api_key == ["a", "b", "c"]
+    assert access.allowed_origins == ["https://x", "https://y", "https://z"]
+    assert (access.middleware, access.allowed_methods) == (["m.One", "m.Two"], ["*"])
+    for flag, word in (
+        ("--api-key", ""),
+        ("--api-key", "[1]"),
+        ("--api-key", "[]"),
+        ("--allowed-origins", '["", "a"]'),
+    ):
+        assert octavo("serve", "MODEL", flag, word).code == 2, (flag, word)
+    assert octavo("serve", "MODEL", "--allowed-origins", "[]").code == 0  # none: the default
+
+
 def test_the_demo_model_may_have_another_name(octavo: Callable[..., Any], served: list[Any]) -> None:
     assert octavo("serve", "--served-model-name", "my/model").code == 0
     assert served[0][0].stated["model"] == {"served_model_name": ["my/model"]}

@@ -61,7 +61,7 @@ def test_what_asks_for_nothing_is_taken_on_the_command_line_and_as_a_keyword(
             ["--speculative-config", '{"method": "ngram"}'],
             "--speculative-config: octavo has no speculative decoding yet",
         ),
-        (["--api-key"], "--api-key: octavo asks for no key yet"),
+        (["--ssl-keyfile"], "--ssl-keyfile: octavo speaks plain HTTP"),
         (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype: .* (auto is taken)"),
         (["--no-enable-chunked-prefill"], "--enable-chunked-prefill: prefill is always chunked"),
         (["--device", "cuda"], "--device: octavo runs on CPUs so far (cpu or auto is taken)"),
@@ -116,4 +116,4 @@ def test_the_table_is_vllms_and_names_nothing_twice() -> None:
     assert len(flags) > 280
     short = [flag.short for flag in ALL if flag.short]
     assert len(short) == len(set(short))
-    assert {"trust_remote_code", "api_key", "speculative_config", "kv_transfer_config", "ssl_keyfile"} <= set(flags)
+    assert {"trust_remote_code", "lora_modules", "speculative_config", "kv_transfer_config", "headless"} <= set(flags)

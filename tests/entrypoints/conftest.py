@@ -15,7 +15,15 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from octavo.config import AnswerConfig, EngineArgs, LimitsConfig, OctavoConfig, ServerConfig, resolve_config
+from octavo.config import (
+    AccessConfig,
+    AnswerConfig,
+    EngineArgs,
+    LimitsConfig,
+    OctavoConfig,
+    ServerConfig,
+    resolve_config,
+)
 from octavo.engine import InputProcessor
 from octavo.entrypoints import ServerState, build_app
 from octavo.errors import EngineDeadError
@@ -246,6 +254,7 @@ class Server:
         max_body_bytes: int = MAX_BODY_BYTES,
         strict_requests: bool = False,
         trust_request_chat_template: bool = False,
+        access: AccessConfig | None = None,
         **engine_options: Any,
     ) -> None:
         self.engine = FakeAsyncLLM(**engine_options)
@@ -255,7 +264,8 @@ class Server:
             strict_requests=strict_requests,
             trust_request_chat_template=trust_request_chat_template,
         )
-        self.state = ServerState(ServerConfig(answer=answer, limits=LimitsConfig(max_body_bytes=max_body_bytes)))
+        limits = LimitsConfig(max_body_bytes=max_body_bytes)
+        self.state = ServerState(ServerConfig(answer=answer, limits=limits, access=access or AccessConfig()))
         self.state.attach(self.engine)  # type: ignore[arg-type]
         self.app = build_app(self.state)
 
@@ -298,9 +308,18 @@ class Connection:
     Args:
         body: sent whole; or with ``cut_off`` only begun.
         writes: so many messages can be sent to it, and no more.
+        headers: beside its content type.
     """
 
-    def __init__(self, server: Server, path: str, body: Any, cut_off: bool = False, writes: int | None = None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        path: str,
+        body: Any,
+        cut_off: bool = False,
+        writes: int | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         content = json.dumps(body).encode()
         self._requests = [{"type": "http.request", "body": content, "more_body": cut_off}]
         self._sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -316,7 +335,10 @@ class Connection:
             "raw_path": path.encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [
+                (b"content-type", b"application/json"),
+                *((name.encode(), value.encode()) for name, value in (headers or {}).items()),
+            ],
             "client": ("client", 1),
             "server": ("server", 80),
         }

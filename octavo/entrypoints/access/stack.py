@@ -1,0 +1,109 @@
+"""The layers around the app, outermost first: CORS, the operator's middleware, API keys.
+
+CORS is outermost so that a page can read every answer, 401 and 429 too, and because browsers ask what they may do
+without a key. The operator's middleware is before the keys: it sees every request, and may bring the key itself.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.types import ASGIApp
+
+from octavo.config import AccessConfig
+from octavo.entrypoints.access.api_keys import read_api_keys
+from octavo.entrypoints.access.key_gate import KeyGate
+from octavo.entrypoints.access.ledger import Ledger
+from octavo.entrypoints.errors import on_error
+from octavo.errors import ConfigError
+
+__all__ = ["with_access"]
+
+_ALL = "*"
+# Beside those that every page may read.
+_READABLE_HEADERS = (
+    "x-request-id",
+    "retry-after",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+    "x-octavo-ignored",
+    "x-octavo-truncated",
+)
+_ROOT_PATH = re.compile(r"(/[!-.0-~]+)+")
+
+
+def with_access(app: ASGIApp, config: AccessConfig, shared_dir: Path | None = None) -> ASGIApp:
+    """The app behind all that ``config`` states.
+
+    Args:
+        shared_dir: where front ends of one server share what they count; None: there is only one.
+
+    Raises:
+        ConfigError: a setting, the file of keys or the operator's middleware is wrong.
+    """
+    if config.root_path is not None and not _ROOT_PATH.fullmatch(config.root_path):
+        raise ConfigError(
+            f"--root-path must be like /prefix, without a slash at its end, got {config.root_path!r:.200}"
+        )
+    keys = read_api_keys(config)
+    if keys:
+        app = KeyGate(app, keys, Ledger(keys, shared_dir))
+    if config.middleware:
+        for name in reversed(config.middleware):
+            app = _wrapped(app, name)
+        app = ServerErrorMiddleware(app, on_error)
+    return _with_cors(app, config)
+
+
+def _wrapped(app: ASGIApp, name: str) -> ASGIApp:
+    middleware = _imported(name)
+    if inspect.iscoroutinefunction(middleware):
+        return BaseHTTPMiddleware(app, middleware)
+    if not inspect.isclass(middleware):
+        raise ConfigError(f"--middleware {name} is neither a class nor a coroutine function")
+    make = cast(Callable[[ASGIApp], ASGIApp], middleware)
+    try:
+        return make(app)
+    except Exception as error:
+        raise ConfigError(f"--middleware {name} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    if not module:
+        raise ConfigError(f"--middleware {name}: module.Name is expected")
+    try:
+        return getattr(import_module(module), attribute)
+    except Exception as error:  # whatever the module does when it is imported
+        raise ConfigError(f"--middleware {name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _with_cors(app: ASGIApp, config: AccessConfig) -> ASGIApp:
+    origins = config.allowed_origins
+    if not origins:
+        stated = {
+            "--allowed-methods": config.allowed_methods,
+            "--allowed-headers": config.allowed_headers,
+            "--allow-credentials": config.allow_credentials,
+        }
+        for flag, value in stated.items():
+            if value:
+                raise ConfigError(f"{flag} has no effect without --allowed-origins; state both, or neither")
+        return app
+    if config.allow_credentials and _ALL in origins:
+        raise ConfigError("--allow-credentials needs origins by name in --allowed-origins, not '*'")
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=config.allowed_methods or [_ALL],
+        allow_headers=config.allowed_headers or [_ALL],
+        allow_credentials=config.allow_credentials,
+        expose_headers=_READABLE_HEADERS,
+    )
