@@ -94,9 +94,17 @@ class NotFoundError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """The server cannot take the request now; the same request may succeed later."""
+    """The server cannot take the request now; the same request may succeed later.
+
+    Args:
+        retry_after: when to try again, seconds.
+    """
 
     status = 503
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: int = 5) -> None:
+        super().__init__(message, param=param)
+        self.retry_after = retry_after
 
 
 class RequestFailedError(OctavoError):

@@ -17,4 +17,10 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = option(
         "most prompt tokens of one request in one step; 0: no limit but the step's", default=0
     )
+    max_num_queued_reqs: int | None = option(
+        "most requests that wait for their first step; more are refused with 503 (default: no limit)", least=1
+    )
+    max_num_queued_tokens: int | None = option(
+        "most prompt tokens of all waiting requests together; more are refused with 503 (default: no limit)", least=1
+    )
     async_scheduling: bool = option("schedule the next step while this one runs (default: on where it pays)")

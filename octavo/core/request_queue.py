@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from collections.abc import Iterator
 from operator import itemgetter
 
 from octavo.core.request import Request
@@ -34,6 +35,10 @@ class RequestQueue(ABC):
         """Takes out a request that is waiting here."""
 
     @abstractmethod
+    def __iter__(self) -> Iterator[Request]:
+        """In the order in which they are next."""
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
 
@@ -58,6 +63,9 @@ class FCFSRequestQueue(RequestQueue):
 
     def remove(self, request: Request) -> None:
         del self._requests[request.request_id]
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -87,6 +95,9 @@ class PriorityRequestQueue(RequestQueue):
         if index == len(self._requests) or self._requests[index][1] is not request:
             raise KeyError(request.request_id)
         del self._requests[index]
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for _, request in self._requests)
 
     def __len__(self) -> int:
         return len(self._requests)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from octavo.config import OctavoConfig
+from octavo.core.admission import Admission, NextStep
 from octavo.core.kv_cache import KVCacheManager, hash_root_key
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_queue import make_request_queue
@@ -45,6 +46,7 @@ class Scheduler:
     """
 
     def __init__(self, config: OctavoConfig, kv_cache_config: KVCacheConfig, kernel_set: str) -> None:
+        self._config = config.scheduler
         self._max_model_len = config.model.max_model_len
         self._max_num_seqs = config.scheduler.max_num_seqs
         self._max_num_batched_tokens = config.scheduler.max_num_batched_tokens
@@ -57,6 +59,8 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.waiting = make_request_queue(config.scheduler.policy)
         self.running: list[Request] = []
+        self._admission = Admission(config.scheduler)
+        self._next_step: NextStep | None = None  # None: not known since things have changed
         # What the worker has not been told yet; it goes with the next step that has something to compute.
         self._finished_req_ids: list[str] = []
         self._preempted_req_ids: list[str] = []
@@ -73,23 +77,45 @@ class Scheduler:
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """Queues a request.
+    def add_request(self, *sequences: EngineCoreRequest) -> None:
+        """Queues a request: all of its sequences, or none.
 
         Raises:
-            RequestError: its id is in use, or it can never be served.
+            RequestError: an id is in use, or one of them can never be served.
+            OverloadedError: they would have to wait, and too much waits already. An idle engine takes any request.
         """
-        if request.request_id in self.requests:
-            message = f"request_id {request.request_id!r} is in use by a request that is not finished; use another id"
-            raise RequestError(message, param="request_id")
-        added = Request(
-            request, self._max_model_len, self.kv_cache_manager.block_size, self._hash_key, order=self._num_added
-        )
-        self._check_fits(added)
-        self._num_added += 1
-        added.metrics.queued_time = time.monotonic()
-        self.requests[added.request_id] = added
-        self.waiting.add(added)
+        added: dict[str, Request] = {}
+        for sequence in sequences:
+            request_id = sequence.request_id
+            if request_id in self.requests or request_id in added:
+                message = f"request_id {request_id!r} is in use by a request that is not finished; use another id"
+                raise RequestError(message, param="request_id")
+            order = self._num_added + len(added)
+            block_size = self.kv_cache_manager.block_size
+            request = Request(sequence, self._max_model_len, block_size, self._hash_key, order)
+            self._check_fits(request)
+            added[request_id] = request
+        if self._admission.is_limited:
+            self._check_admission(list(added.values()))
+        self._num_added += len(added)
+        now = time.monotonic()
+        for request in added.values():
+            request.metrics.queued_time = now
+            self.waiting.add(request)
+            self._admission.on_added(request)
+        self.requests |= added
+
+    def _check_admission(self, sequences: list[Request]) -> None:
+        if not self.requests:
+            return  # idle
+        next_step, self._next_step = self._next_step, None
+        if next_step is None:
+            next_step = NextStep(self._config, self.kv_cache_manager, self.running, self.waiting)
+        if next_step.is_full:
+            self._next_step = next_step  # and stays as it is, whoever comes
+        next_step.add(sequences)
+        self._admission.check(sequences, next_step)
+        self._next_step = next_step  # unless they were refused: some of them had a place in it
 
     def _check_fits(self, request: Request) -> None:
         prompt, total = request.num_prompt_tokens, request.max_total_tokens
@@ -116,6 +142,7 @@ class Scheduler:
             Their last outputs, by client index.
         """
         outputs: _Outputs = {}
+        self._next_step = None
         for request_id in request_ids:
             request = self.requests.get(request_id)
             if request is None:
@@ -124,6 +151,8 @@ class Scheduler:
                 self.running.remove(request)
             else:
                 self.waiting.remove(request)
+                if request.status is RequestStatus.WAITING:
+                    self._admission.on_left(request)
             self._finish(request, FinishReason.ABORT)
             outputs.setdefault(request.client_index, []).append(self._output(request))
         return self._with_stats(outputs, 0, time.monotonic()) if outputs else {}
@@ -134,6 +163,7 @@ class Scheduler:
         """Makes up the next step. One without tokens is not to be run: it tells the worker nothing and has no number
         of its own."""
         plan = StepPlan(step=self._step + 1, budget=self._max_num_batched_tokens)
+        self._next_step = None
         self._schedule_running(plan)
         if not plan.preempted:
             self._schedule_waiting(plan)
@@ -207,10 +237,13 @@ class Scheduler:
                 return
             self.waiting.pop()
             self.running.append(request)
+            now = time.monotonic()
+            if request.status is RequestStatus.WAITING:
+                self._admission.on_entered(request, now)
             if looks_up and request.num_cached_tokens is None:
                 self._queries_total += request.num_tokens
                 self._hits_total += hit.num_tokens
-            request.enter(plan.step, hit.num_tokens, time.monotonic())
+            request.enter(plan.step, hit.num_tokens, now)
             plan.add_new(request, num_new_tokens, manager.block_ids(request.request_id))
             if num_new_tokens < missing:
                 plan.blocks_to_come += manager.num_blocks_to_come(request)
@@ -228,6 +261,7 @@ class Scheduler:
         step, num_scheduled = scheduler_output.step, scheduler_output.num_scheduled_tokens
         now = time.monotonic()
         outputs: _Outputs = {0: []}
+        self._next_step = None
         num_unfinished = len(self.requests)
         for request_id, token_ids, logprobs in zip(
             model_output.req_ids, model_output.sampled_token_ids, model_output.logprobs, strict=True

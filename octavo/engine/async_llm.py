@@ -6,7 +6,7 @@ there. Knows nothing of HTTP.
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
@@ -18,10 +18,11 @@ from octavo.engine.config_builder import build_config
 from octavo.engine.input_processor import EngineInputs, InputProcessor
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt
+from octavo.engine.request_state import RequestState
 from octavo.engine.sampling_defaults import default_sampling_params
 from octavo.engine.serial import FrontEndSlot
 from octavo.engine.throughput_log import ThroughputLog
-from octavo.errors import ConfigError, EngineDeadError, ModelError, OverloadedError
+from octavo.errors import ConfigError, EngineDeadError, ModelError, OverloadedError, RequestError
 from octavo.logging import init_logger, one_line
 from octavo.metrics import EngineMetrics
 from octavo.renderers import ChatRenderer, RenderedPrompt
@@ -303,40 +304,55 @@ class AsyncLLM:
             async for output in outputs:
                 yield output
 
-    async def generate_from(self, inputs: EngineInputs) -> AsyncGenerator[RequestOutput, None]:
-        """``generate`` for a request that ``process_inputs`` has checked."""
+    async def generate_from(self, *inputs: EngineInputs) -> AsyncGenerator[RequestOutput, None]:
+        """``generate`` for what ``process_inputs`` has checked. Of several the engine takes all or none; their outputs
+        come as they are there, and the failure of one ends them all."""
         self._check_alive()
         assert self._client is not None
-        assert self._output_processor is not None
         news = asyncio.Event()
-        state = self._output_processor.add_request(inputs, news.set)
+        states = self._add(inputs, news.set)
         try:
-            self._client.add_requests(state.engine_requests)
-            while True:
+            self._client.add_requests([request for state in states for request in state.engine_requests])
+            going_on = states
+            while going_on:
                 if not self._dead_event.is_set():
                     await news.wait()
                     news.clear()
-                output = state.take()
-                if state.error is not None:
-                    raise state.error
-                if output is not None:
-                    yield output
-                    if output.finished:
-                        return
-                else:
+                before, going_on, something = going_on, [], False
+                for state in before:
+                    output = state.take()
+                    if state.error is not None:
+                        raise state.error
+                    if output is not None:
+                        something = True
+                        yield output
+                    if output is None or not output.finished:
+                        going_on.append(state)
+                if not something:
                     self._check_alive()  # not before: outputs may be left that came before the death
         finally:
-            if not state.finished:
-                self._abort(inputs.request_id)
+            self._abort([state.inputs.request_id for state in states if not state.finished])
+
+    def _add(self, inputs: Sequence[EngineInputs], wake: Callable[[], None]) -> list[RequestState]:
+        assert self._output_processor is not None
+        states: list[RequestState] = []
+        try:
+            for each in inputs:
+                states.append(self._output_processor.add_request(each, wake))
+        except RequestError:
+            for state in states:
+                self._output_processor.discard(state)
+            raise
+        return states
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream gets a last output with finish reason "abort". An unknown id is ignored."""
-        self._abort(request_id)
+        self._abort([request_id])
 
-    def _abort(self, request_id: str) -> None:
+    def _abort(self, request_ids: list[str]) -> None:
         if self._output_processor is None or self._client is None:
             return
-        engine_ids = self._output_processor.abort([request_id])
+        engine_ids = self._output_processor.abort(request_ids)
         if engine_ids and self.dead_error is None:
             self._client.abort_requests(engine_ids)
 

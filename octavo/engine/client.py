@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo import envs
 from octavo.config import OctavoConfig
-from octavo.errors import EngineDeadError, RequestError
+from octavo.errors import EngineDeadError
 from octavo.logging import one_line
 from octavo.types import EngineCoreOutputs, EngineCoreRequest, EngineReady
 
@@ -35,8 +35,8 @@ class _Client(Protocol):
     exit_code_hint: int
 
     def add_requests(self, requests: Iterable[EngineCoreRequest]) -> None:
-        """Hands requests over. The engine's refusal of one is a RequestError here (in-process) or an output with
-        ``finish_reason`` ERROR and ``refused`` set."""
+        """Hands over what one request of a caller's is made of; the engine takes all of it or nothing. Its refusal is a
+        RequestError here (in-process), or for each an output with ``finish_reason`` ERROR and ``refusal`` set."""
         ...
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -114,15 +114,7 @@ class InprocClient:
         return self._live_core().ready
 
     def add_requests(self, requests: Iterable[EngineCoreRequest]) -> None:
-        core = self._live_core()
-        added: list[str] = []
-        try:
-            for request in requests:
-                core.add_request(request)
-                added.append(request.request_id)
-        except RequestError:
-            core.abort_requests(added)  # all or none
-            raise
+        self._live_core().add_request(*requests)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self._pending.extend(self._live_core().abort_requests(request_ids).values())

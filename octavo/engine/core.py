@@ -108,9 +108,9 @@ class EngineCore:
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """Queues a request; RequestError if it can never be served."""
-        self.scheduler.add_request(request)
+    def add_request(self, *sequences: EngineCoreRequest) -> None:
+        """Queues a request, all of its sequences or none; RequestError if it can never be served, or not now."""
+        self.scheduler.add_request(*sequences)
 
     def abort_requests(self, request_ids: Iterable[str]) -> dict[int, EngineCoreOutputs]:
         """Ends requests now, wherever they are; ids that are not known are ignored. Returns their last outputs."""

@@ -19,18 +19,19 @@ import zmq
 from octavo.engine.child_process import LifeLine
 from octavo.engine.core import EngineCore
 from octavo.engine.serial import EngineLaunch, EngineMessage, decode_launch, decode_message, encode
-from octavo.errors import ConfigError, ModelError, OctavoError, RequestError
+from octavo.errors import ConfigError, ModelError, OctavoError, OverloadedError, RequestError
 from octavo.executor import WORKERS
 from octavo.logging import init_logger, one_line
 from octavo.platforms import current_platform
 from octavo.types import (
     EngineCoreOutput,
     EngineCoreOutputs,
-    EngineCoreRequest,
+    EngineCoreRequests,
     EngineDead,
     EngineOutput,
     EngineProgress,
     FinishReason,
+    Refusal,
     UtilityRequest,
     UtilityResult,
 )
@@ -120,11 +121,11 @@ class EngineCoreProc:
             self._output_queue.put(item)
 
     def _handle(self, core: EngineCore, message: EngineMessage) -> None:
-        if isinstance(message, EngineCoreRequest):
+        if isinstance(message, EngineCoreRequests):
             try:
-                core.add_request(message)
+                core.add_request(*message.requests)
             except RequestError as error:
-                self._output_queue.put((message.client_index, _refusal(message.request_id, error)))
+                self._output_queue.put((_client_of(message), _refusal(message, error)))
         elif isinstance(message, UtilityRequest):
             self._output_queue.put((message.client_index, _call_utility(core, message)))
         else:
@@ -178,7 +179,7 @@ class EngineCoreProc:
         """A message that is not one of ours is dropped, counted and logged: it must not end the engine."""
         try:
             message = decode_message(frames)
-            client_index = 0 if isinstance(message, list) else message.client_index
+            client_index = _client_of(message)
             if not 0 <= client_index < len(self._launch.output_addresses):
                 raise msgspec.ValidationError(f"client_index {client_index} is unknown")
         except (msgspec.DecodeError, RecursionError) as error:
@@ -220,9 +221,26 @@ def _one_line_of(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {error}")
 
 
-def _refusal(request_id: str, error: RequestError) -> EngineCoreOutputs:
-    output = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=str(error), refused=True)
-    return EngineCoreOutputs([output])
+def _client_of(message: EngineMessage) -> int:
+    """Index of the front end that a message came from; 0 where it does not say so."""
+    if isinstance(message, list):
+        return 0
+    if isinstance(message, UtilityRequest):
+        return message.client_index
+    clients = {request.client_index for request in message.requests}
+    if len(clients) != 1:
+        raise msgspec.ValidationError(f"requests of one front end were expected, got some of {len(clients)}")
+    return clients.pop()
+
+
+def _refusal(message: EngineCoreRequests, error: RequestError) -> EngineCoreOutputs:
+    refusal = Refusal(error.param, error.retry_after if isinstance(error, OverloadedError) else 0)
+    return EngineCoreOutputs(
+        [
+            EngineCoreOutput(each.request_id, [], finish_reason=FinishReason.ERROR, error=str(error), refusal=refusal)
+            for each in message.requests
+        ]
+    )
 
 
 def _call_utility(core: EngineCore, request: UtilityRequest) -> UtilityResult:

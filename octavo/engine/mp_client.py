@@ -35,6 +35,7 @@ from octavo.logging import one_line
 from octavo.types import (
     EngineCoreOutputs,
     EngineCoreRequest,
+    EngineCoreRequests,
     EngineCoreRequestType,
     EngineDead,
     EngineOutput,
@@ -194,8 +195,7 @@ class _MPClient:
         return host.pid if isinstance(host, EngineProcess) else None
 
     def add_requests(self, requests: Iterable[EngineCoreRequest]) -> None:
-        for request in requests:
-            self._send(EngineCoreRequestType.ADD, request)
+        self._send(EngineCoreRequestType.ADD, EngineCoreRequests(list(requests)))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self._send(EngineCoreRequestType.ABORT, list(request_ids))

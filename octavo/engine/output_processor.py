@@ -14,7 +14,7 @@ import msgspec
 from octavo.engine.input_processor import EngineInputs
 from octavo.engine.logprob_tables import TokenTexts
 from octavo.engine.request_state import Choice, RequestState
-from octavo.errors import NoTokenLeftError, RequestError, RequestFailedError
+from octavo.errors import NoTokenLeftError, OverloadedError, RequestError, RequestFailedError
 from octavo.logging import init_logger, one_line
 from octavo.tokenizers import StopMatcher, Tokenizer
 from octavo.types import NO_TOKEN_LEFT, EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -180,11 +180,7 @@ class OutputProcessor:
         del self._choices[engine_id]
         state = choice.state
         if choice.finish_reason == FinishReason.ERROR:
-            message = output.error or "the engine could not go on with the request"
-            if output.refused:  # all but the length has been checked before: only that it does not fit is left
-                state.error = RequestError(message, param="input_tokens")
-            else:
-                state.error = (NoTokenLeftError if message == NO_TOKEN_LEFT else RequestFailedError)(message)
+            state.error = _error_of(output)
         if output.finish_reason is None:
             self._closing[engine_id] = choice
             abort_ids.append(engine_id)
@@ -239,3 +235,13 @@ class OutputProcessor:
         elif self._metrics is not None:
             self._metrics.on_inter_token((now - times.last_token_time) / num_tokens, num_tokens)
         times.last_token_time = now
+
+
+def _error_of(output: EngineCoreOutput) -> RequestError | RequestFailedError:
+    """What the caller gets for an output with an error."""
+    message, refusal = output.error or "the engine could not go on with the request", output.refusal
+    if refusal is None:
+        return (NoTokenLeftError if message == NO_TOKEN_LEFT else RequestFailedError)(message)
+    if refusal.retry_after:
+        return OverloadedError(message, param=refusal.param, retry_after=refusal.retry_after)
+    return RequestError(message, param=refusal.param)

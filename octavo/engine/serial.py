@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from octavo.config import OctavoConfig
-from octavo.types import EngineCoreRequest, EngineCoreRequestType, EngineOutput, UtilityRequest
+from octavo.types import EngineCoreRequests, EngineCoreRequestType, EngineOutput, UtilityRequest
 
 __all__ = [
     "EngineLaunch",
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 # What an engine is asked, decoded.
-EngineMessage = EngineCoreRequest | list[str] | UtilityRequest
+EngineMessage = EngineCoreRequests | list[str] | UtilityRequest
 
 
 class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ def output_address(socket_dir: str | Path, client_index: int) -> str:
 _launch_decoder = msgspec.msgpack.Decoder(EngineLaunch)
 _output_decoder = msgspec.msgpack.Decoder(EngineOutput)
 _message_decoders: dict[bytes, msgspec.msgpack.Decoder[EngineMessage]] = {
-    EngineCoreRequestType.ADD.value: msgspec.msgpack.Decoder(EngineCoreRequest),
+    EngineCoreRequestType.ADD.value: msgspec.msgpack.Decoder(EngineCoreRequests),
     EngineCoreRequestType.ABORT.value: msgspec.msgpack.Decoder(list[str]),
     EngineCoreRequestType.UTILITY.value: msgspec.msgpack.Decoder(UtilityRequest),
 }

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import EngineDeadError, RequestError, RequestFailedError
+from octavo.errors import EngineDeadError, OverloadedError, RequestError, RequestFailedError
 
 __all__ = [
     "ErrorInfo",
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _LONGEST_MESSAGE = 500
-_RETRY_AFTER_SECONDS = "5"
+_RETRY_AFTER_SECONDS = 5
 _TYPES = {
     400: "BadRequestError",
     404: "NotFoundError",
@@ -89,7 +89,8 @@ def error_response(error: Exception) -> Response:
     if isinstance(error, HTTPException) and isinstance(error.headers, Mapping):
         headers.update(error.headers)
     if info.code == HTTPStatus.SERVICE_UNAVAILABLE:
-        headers["retry-after"] = _RETRY_AFTER_SECONDS
+        retry_after = error.retry_after if isinstance(error, OverloadedError) else _RETRY_AFTER_SECONDS
+        headers["retry-after"] = str(retry_after)
     return Response(_encode(info), info.code, headers, media_type="application/json")
 
 

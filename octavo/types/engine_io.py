@@ -17,12 +17,14 @@ __all__ = [
     "EngineCoreOutputs",
     "EngineCoreRequest",
     "EngineCoreRequestType",
+    "EngineCoreRequests",
     "EngineDead",
     "EngineOutput",
     "EngineProgress",
     "EngineReady",
     "FinishReason",
     "PositionLogprobs",
+    "Refusal",
     "RequestMetrics",
     "SchedulerStats",
     "UtilityRequest",
@@ -45,7 +47,7 @@ class FinishReason(IntEnum):
 class EngineCoreRequestType(Enum):
     """First frame of a message to the engine."""
 
-    ADD = b"\x00"  # payload: EngineCoreRequest
+    ADD = b"\x00"  # payload: EngineCoreRequests
     ABORT = b"\x01"  # payload: list[str] of request ids
     UTILITY = b"\x02"  # payload: UtilityRequest
 
@@ -74,6 +76,12 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     cache_salt: str | None = None
     choice_index: int = 0
     client_index: int = 0
+
+
+class EngineCoreRequests(msgspec.Struct, array_like=True):
+    """What one request of a caller's is made of, all from one front end: the engine takes all of them or none."""
+
+    requests: list[EngineCoreRequest]
 
 
 class PositionLogprobs(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -106,6 +114,18 @@ class RequestMetrics(msgspec.Struct, array_like=True, omit_defaults=True):
     num_preemptions: int = 0
 
 
+class Refusal(msgspec.Struct, array_like=True, omit_defaults=True):
+    """Why a request was not let in: it cannot be served as it is; or not now.
+
+    Attributes:
+        param: name of the field at fault.
+        retry_after: seconds after which it may be let in; 0: never.
+    """
+
+    param: str | None = None
+    retry_after: int = 0
+
+
 # The error of a request whose own parameters left it no token: not ours, but the client's mistake.
 NO_TOKEN_LEFT = (
     "no token is left that may come next: allowed_token_ids, bad_words, min_tokens and custom logits processors "
@@ -124,7 +144,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
         num_cached_tokens: prompt tokens supplied by the prefix cache.
         error: with FinishReason.ERROR, what happened.
         metrics: on the last output.
-        refused: the error is the scheduler's refusal to admit the request: the client's mistake, not ours.
+        refusal: the error is the scheduler's refusal to let the request in.
         new_prompt_logprobs: the next positions of the prompt, from position 1 on, each exactly once. All have come when
             the first token comes.
     """
@@ -137,7 +157,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     num_cached_tokens: int = 0
     error: str | None = None
     metrics: RequestMetrics | None = None
-    refused: bool = False
+    refusal: Refusal | None = None
     new_prompt_logprobs: list[PositionLogprobs] | None = None
 
 

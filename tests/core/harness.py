@@ -38,6 +38,8 @@ def make_config(
     max_num_seqs: int = 8,
     policy: str = "fcfs",
     long_prefill_token_threshold: int = 0,
+    max_num_queued_reqs: int | None = None,
+    max_num_queued_tokens: int | None = None,
     enable_prefix_caching: bool = True,
     fingerprint: str = "weights",
     **more: Any,
@@ -55,6 +57,8 @@ def make_config(
             max_num_seqs=max_num_seqs,
             policy=policy,
             long_prefill_token_threshold=long_prefill_token_threshold,
+            max_num_queued_reqs=max_num_queued_reqs,
+            max_num_queued_tokens=max_num_queued_tokens,
             async_scheduling=False,
         ),
         parallel=ParallelConfig(),
@@ -119,9 +123,11 @@ def finish(scheduler: Scheduler) -> dict[str, EngineCoreOutput]:
     return last
 
 
-def crowded(policy: str, names: str, priorities: dict[str, int] | None = None, blocks: int = 4) -> Scheduler:
+def crowded(
+    policy: str, names: str, priorities: dict[str, int] | None = None, blocks: int = 4, **settings: Any
+) -> Scheduler:
     """Requests of 4 tokens, a block each, that all need another block in the second step."""
-    scheduler = make_scheduler(blocks, policy=policy)
+    scheduler = make_scheduler(blocks, policy=policy, **settings)
     for order, name in enumerate(names):
         scheduler.add_request(
             make_request(

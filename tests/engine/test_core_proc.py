@@ -14,11 +14,13 @@ from octavo.engine import EngineCoreProc
 from octavo.engine.serial import EngineLaunch, decode_launch, decode_message, decode_output, encode
 from octavo.types import (
     EngineCoreOutputs,
+    EngineCoreRequests,
     EngineCoreRequestType,
     EngineDead,
     EngineProgress,
     EngineReady,
     FinishReason,
+    Refusal,
     UtilityRequest,
     UtilityResult,
 )
@@ -47,6 +49,9 @@ class Peer:
         self.thread = threading.Thread(target=lambda: self.exit_codes.append(self.proc.run()))
         self.thread.start()
         self.identities = {}
+
+    def add(self, *requests, client=0):
+        self.send(EngineCoreRequestType.ADD, EngineCoreRequests(list(requests)), client)
 
     def send(self, kind, message, client=0):
         self.send_frames(kind.value, encode(message), client=client)
@@ -99,7 +104,7 @@ def test_progress_then_ready_then_tokens(kit, make_peer):
     peer = make_peer()
     assert peer.receive(EngineProgress).stage == "starting"
     assert peer.receive(EngineReady).max_model_len == 512
-    peer.send(EngineCoreRequestType.ADD, kit.request("a", [4, 5], 6))
+    peer.add(kit.request("a", [4, 5], 6))
     output, tokens = peer.finished()
     assert (output.request_id, output.finish_reason) == ("a", FinishReason.LENGTH)
     assert tokens == kit.expected([4, 5], 6)
@@ -110,7 +115,7 @@ def test_abort_gives_a_last_output(kit, make_peer):
     peer = make_peer(executor, async_scheduling=True)
     peer.receive(EngineReady)
     executor.hold.clear()
-    peer.send(EngineCoreRequestType.ADD, kit.request("a", [4, 5], 400))
+    peer.add(kit.request("a", [4, 5], 400))
     peer.send(EngineCoreRequestType.ABORT, ["a", "unknown"])
     executor.hold.set()
     output, _ = peer.finished()
@@ -119,11 +124,41 @@ def test_abort_gives_a_last_output(kit, make_peer):
 
 def test_refused_request_is_an_error_output_and_marked_as_the_clients_mistake(kit, make_peer):
     peer = make_peer()
-    peer.send(EngineCoreRequestType.ADD, kit.request("long", [1] * 600, 8))
+    peer.add(kit.request("long", [1] * 600, 8))
     output, tokens = peer.finished()
-    assert (output.request_id, output.finish_reason, output.refused) == ("long", FinishReason.ERROR, True)
+    assert (output.request_id, output.finish_reason) == ("long", FinishReason.ERROR)
+    assert output.refusal == Refusal("input_tokens")
     assert output.error
     assert tokens == []
+
+
+def test_of_what_is_sent_together_all_or_nothing_is_taken(kit, make_peer):
+    peer = make_peer()
+    peer.add(kit.request("good", [1], 8), kit.request("long", [1] * 600, 8))
+    outputs = peer.receive(EngineCoreOutputs).outputs
+    assert [(output.request_id, output.refusal) for output in outputs] == [
+        ("good", Refusal("input_tokens")),
+        ("long", Refusal("input_tokens")),
+    ]
+    peer.add(kit.request("good", [4], 3))
+    assert peer.finished()[1] == kit.expected([4], 3)
+
+
+def test_request_that_finds_the_queue_full_is_told_when_to_come_again(kit, make_peer):
+    executor = kit.executor(overlap=True)
+    peer = make_peer(executor, max_num_seqs=1, max_num_queued_reqs=1)
+    executor.hold.clear()
+    peer.add(kit.request("runs", [1], 4))
+    while not executor.steps:
+        time.sleep(0.001)
+    peer.add(kit.request("waits", [1], 4))
+    peer.add(kit.request("refused", [1], 4))
+    executor.hold.set()
+    output, _ = peer.finished()
+    assert output.request_id == "refused"
+    assert output.refusal.retry_after >= 1
+    assert "--max-num-queued-reqs" in output.error
+    assert [peer.finished()[0].request_id for _ in range(2)] == ["runs", "waits"]
 
 
 def test_nonsense_is_dropped_counted_and_logged_and_service_goes_on(kit, make_peer, capsys):
@@ -138,16 +173,19 @@ def test_nonsense_is_dropped_counted_and_logged_and_service_goes_on(kit, make_pe
         (add, b""),
         (add, b"\xff\xff"),
         (add, encode(["not a request"])),
-        (add, encode(bad_value)),
-        (add, encode(kit.request("r", [1], 4, client_index=7))),
+        (add, encode(kit.request("bare", [1], 4))),
+        (add, encode(EngineCoreRequests([]))),
+        (add, encode(EngineCoreRequests([bad_value]))),
+        (add, encode(EngineCoreRequests([kit.request("r", [1], 4, client_index=7)]))),
+        (add, encode(EngineCoreRequests([kit.request("r", [1]), kit.request("s", [1], 4, client_index=1)]))),
         (abort, encode(["ok", 5])),
         (abort, b"\x91\xa2\xff\xfe"),
         (utility, b"\x91" * 100_000),
-        (add, encode(kit.request("r", [1])), b"extra"),
+        (add, encode(EngineCoreRequests([kit.request("r", [1])])), b"extra"),
     ]
     for frames in nonsense:
         peer.send_frames(*frames)
-    peer.send(EngineCoreRequestType.ADD, kit.request("a", [4], 3))
+    peer.add(kit.request("a", [4], 3))
     output, tokens = peer.finished()
     assert (output.request_id, tokens) == ("a", kit.expected([4], 3))
     assert peer.proc.num_bad_frames == len(nonsense)
@@ -177,7 +215,7 @@ def test_each_client_gets_its_own_outputs(kit, make_peer):
     for client in (0, 1):
         peer.receive(EngineReady, client)
         request = kit.request(f"of{client}", [client + 1], 5, client_index=client)
-        peer.send(EngineCoreRequestType.ADD, request, client)
+        peer.add(request, client=client)
     for client in (1, 0):
         output, tokens = peer.finished(client)
         assert (output.request_id, tokens) == (f"of{client}", kit.expected([client + 1], 5))
@@ -187,7 +225,7 @@ def test_failed_step_is_told_in_last_words_with_exit_code_3(kit, make_peer):
     executor = kit.executor()
     executor.fail_at_step = 2
     peer = make_peer(executor)
-    peer.send(EngineCoreRequestType.ADD, kit.request("a", [4], 5))
+    peer.add(kit.request("a", [4], 5))
     assert peer.receive(EngineDead) == EngineDead("RuntimeError: the device is on fire", 3)
     peer.thread.join(20)
     assert peer.exit_codes == [3]
@@ -215,7 +253,7 @@ def test_stop_ends_running_requests_and_exits_with_0(kit, make_peer):
         return execute_model(scheduler_output)
 
     executor.execute_model = stop_at_third_step
-    peer.send(EngineCoreRequestType.ADD, kit.request("a", [4, 5], 100))
+    peer.add(kit.request("a", [4, 5], 100))
     output, tokens = peer.finished()
     assert output.finish_reason == FinishReason.ABORT
     assert tokens == kit.expected([4, 5], 3)
@@ -232,7 +270,7 @@ def test_output_that_cannot_be_sent_is_told_in_last_words_and_in_the_log(kit, ma
     peer = make_peer()
     peer.receive(EngineReady)
     monkeypatch.setattr("octavo.engine.core_proc.encode", fail_on_outputs)
-    peer.send(EngineCoreRequestType.ADD, kit.request("a", [4], 5))
+    peer.add(kit.request("a", [4], 5))
     assert peer.receive(EngineDead) == EngineDead("TypeError: cannot be encoded", 3)
     peer.thread.join(20)
     assert peer.exit_codes == [3]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from octavo.engine import EngineInputs, OutputProcessor
 from octavo.engine.output_processor import RequestState
-from octavo.errors import NoTokenLeftError, RequestError, RequestFailedError
+from octavo.errors import NoTokenLeftError, OverloadedError, RequestError, RequestFailedError
 from octavo.tokenizers import Tokenizer, load_tokenizer
 from octavo.types import (
     NO_TOKEN_LEFT,
@@ -24,6 +24,7 @@ from octavo.types import (
     FinishReason,
     Logprob,
     PositionLogprobs,
+    Refusal,
     RequestMetrics,
     RequestOutput,
     RequestOutputKind,
@@ -399,10 +400,24 @@ def test_a_request_that_left_itself_no_token_is_the_clients_mistake(bench: Bench
 
 def test_the_engines_refusal_of_a_request_is_the_clients_mistake(bench: Bench) -> None:
     state = bench.add()
-    bench.step(EngineCoreOutput("a", [], finish_reason=FinishReason.ERROR, error="can never fit", refused=True))
+    refusal = Refusal("input_tokens")
+    bench.step(EngineCoreOutput("a", [], finish_reason=FinishReason.ERROR, error="can never fit", refusal=refusal))
     assert isinstance(state.error, RequestError)
     assert state.error.param == "input_tokens"
     assert str(state.error) == "can never fit"
+    assert not isinstance(state.error, OverloadedError)
+
+
+def test_a_request_that_is_not_let_in_now_may_come_again(bench: Bench) -> None:
+    state = bench.add(n=2)
+    for index in range(2):
+        refusal = Refusal(retry_after=7)
+        name = f"{index}_a"
+        bench.step(EngineCoreOutput(name, [], finish_reason=FinishReason.ERROR, error="too busy", refusal=refusal))
+    assert state.finished
+    assert isinstance(state.error, OverloadedError)
+    assert (str(state.error), state.error.retry_after) == ("too busy", 7)
+    bench.add(n=2)  # nothing is left of it
 
 
 def test_the_last_output_has_the_requests_times_and_the_cached_tokens(bench: Bench) -> None:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,36 @@ class FakeAsyncLLM:
     async def process_inputs(self, prompt: Any, params: Any, request_id: str, **options: Any) -> Any:
         return self._inputs.process(request_id, prompt, params, **options)
 
-    async def generate_from(self, inputs: Any) -> AsyncGenerator[RequestOutput, None]:
+    async def generate_from(self, *inputs: Any) -> AsyncGenerator[RequestOutput, None]:
+        """As they come; the failure of one ends them all."""
+        queue: asyncio.Queue[RequestOutput | Exception | None] = asyncio.Queue(maxsize=1)
+
+        async def pump(one: Any) -> None:
+            try:
+                async with aclosing(self.generate_one(one)) as outputs:
+                    async for output in outputs:
+                        await queue.put(output)
+            except Exception as error:
+                await queue.put(error)
+            else:
+                await queue.put(None)
+
+        pumps = [asyncio.create_task(pump(one)) for one in inputs]
+        try:
+            num_unfinished = len(pumps)
+            while num_unfinished:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is not None:
+                    yield item
+                num_unfinished -= item is None
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def generate_one(self, inputs: Any) -> AsyncGenerator[RequestOutput, None]:
         request_id = inputs.request_id
         self.started.append(request_id)
         self.running.add(request_id)

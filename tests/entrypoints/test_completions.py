@@ -66,7 +66,7 @@ def test_choices_are_numbered_prompt_by_prompt_and_prompts_count_once(server: An
 
 
 def test_choices_are_in_order_whichever_is_done_first(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = server.engine.generate_from
+    generate = server.engine.generate_one
     done: list[str] = []
 
     async def first_prompt_last(inputs: Any) -> AsyncGenerator[Any, None]:
@@ -76,7 +76,7 @@ def test_choices_are_in_order_whichever_is_done_first(server: Any, monkeypatch: 
             yield output
         done.append(inputs.prompt)
 
-    monkeypatch.setattr(server.engine, "generate_from", first_prompt_last)
+    monkeypatch.setattr(server.engine, "generate_one", first_prompt_last)
     choices = server.complete(prompt=["first", "second", "third"], n=2, temperature=1).json()["choices"]
     assert done[-1] == "first"
     assert [choice["index"] for choice in choices] == list(range(6))

@@ -76,6 +76,14 @@ def test_a_failure_before_the_first_output_has_its_own_status(
     server.engine.fail_after = None
 
 
+@pytest.mark.parametrize("door", ["complete", "chat"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_refusal_for_now_says_when_to_come_again(server: Any, door: str, stream: bool) -> None:
+    server.engine.fail_after = (0, OverloadedError("the queue is full", retry_after=17))
+    assert getattr(server, door)(stream=stream).headers["retry-after"] == "17"
+    server.engine.fail_after = None
+
+
 def test_one_of_many_prompts_that_fails_at_once_ends_them_all_with_its_status(
     server: Any, error: Callable[..., Any]
 ) -> None:

@@ -4,7 +4,6 @@ count of their tokens."""
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +17,7 @@ from octavo.types import MAX_CHOICES, RequestOutput, SamplingParams
 if TYPE_CHECKING:
     from octavo.engine import AsyncLLM, EngineInputs
 
-__all__ = ["Answer", "TokenCount", "in_turn", "process_prompts", "run_requests"]
+__all__ = ["Answer", "TokenCount", "in_turn", "process_prompts"]
 
 _T = TypeVar("_T")
 
@@ -121,43 +120,6 @@ def _limit_tokens(inputs: "EngineInputs", limit: int) -> None:
     for params in (inputs.params, *(request.sampling_params for request in inputs.requests)):
         assert params.max_tokens is not None
         params.max_tokens = min(params.max_tokens, limit)
-
-
-def run_requests(engine: "AsyncLLM", inputs: "list[EngineInputs]") -> AsyncGenerator[RequestOutput, None]:
-    """Runs the requests together; yields their outputs as they come. Closing it ends them all, and so does the failure
-    of one."""
-    return engine.generate_from(inputs[0]) if len(inputs) == 1 else _merged(engine, inputs)
-
-
-async def _merged(engine: "AsyncLLM", inputs: "list[EngineInputs]") -> AsyncGenerator[RequestOutput, None]:
-    # One place each at most, so that a reader that is slow holds back those who fill it.
-    queue: asyncio.Queue[RequestOutput | Exception | None] = asyncio.Queue(maxsize=1)
-
-    async def pump(one: "EngineInputs") -> None:
-        try:
-            async with aclosing(engine.generate_from(one)) as outputs:
-                async for output in outputs:
-                    await queue.put(output)
-        except Exception as error:
-            await queue.put(error)
-        else:
-            await queue.put(None)
-
-    pumps = [asyncio.create_task(pump(one)) for one in inputs]
-    try:
-        unfinished = len(pumps)
-        while unfinished:
-            item = await queue.get()
-            if item is None:
-                unfinished -= 1
-            elif isinstance(item, Exception):
-                raise item
-            else:
-                yield item
-    finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
 
 
 async def in_turn(form: Callable[[], _T], is_large: bool) -> _T:

@@ -11,7 +11,7 @@ from octavo.entrypoints.openai.chat_request import (
     render_options,
     unread_fields,
 )
-from octavo.entrypoints.openai.generation import Answer, process_prompts, run_requests
+from octavo.entrypoints.openai.generation import Answer, process_prompts
 from octavo.entrypoints.openai.protocol import parse_request
 from octavo.entrypoints.openai.reasoning_split import ReasoningSplit
 from octavo.entrypoints.openai.serving_models import OpenAIServingModels
@@ -77,6 +77,6 @@ class OpenAIServingChat:
         continued = message_text(request.messages[-1]) if request.continue_final_message else None
         split = ReasoningSplit(self._reasoning_format, rendered.text, continued)
         answer = ChatAnswer(request, request_id, model, inputs, self._engine.tokenizer, split)
-        outputs = run_requests(self._engine, [inputs])
+        outputs = self._engine.generate_from(inputs)
         content = answer.stream(outputs) if request.stream else await answer.collect(outputs)
         return Answer(content, inputs.num_truncated_prompt_tokens, unread_fields(rendered.unread))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.entrypoints.openai.completion_answer import CompletionAnswer
 from octavo.entrypoints.openai.completion_prompts import completion_prompts
 from octavo.entrypoints.openai.completion_request import CompletionRequest
-from octavo.entrypoints.openai.generation import Answer, process_prompts, run_requests
+from octavo.entrypoints.openai.generation import Answer, process_prompts
 from octavo.entrypoints.openai.protocol import parse_request
 from octavo.entrypoints.openai.serving_models import OpenAIServingModels
 from octavo.errors import RequestError
@@ -57,7 +57,7 @@ class OpenAIServingCompletion:
         except RequestError as error:
             raise request.in_own_words(error) from None
         answer = CompletionAnswer(request, request_id, model, inputs, self._engine.tokenizer)
-        outputs = run_requests(self._engine, inputs)
+        outputs = self._engine.generate_from(*inputs)
         content = answer.stream(outputs) if request.stream else await answer.collect(outputs)
         return Answer(content, answer.num_truncated)
 
