@@ -433,3 +433,67 @@ def test_throughput_is_logged_while_there_are_steps(run: Run[Any], capfd: pytest
     assert "50.0 % of prompt tokens from the prefix cache" in lines[0]
     assert "0.0 prompt and 20.0 generated tokens/s; 0 running, 3 waiting" in lines[1]
     assert "25.0 % of prompt tokens" in lines[1]
+
+
+# ---- a full queue ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny_llama_dir: Path, run: Run[Any]) -> Iterator[AsyncLLM]:
+    """One request runs, two may wait."""
+    llm = AsyncLLM(model=str(tiny_llama_dir), **(OPTIONS | {"max_num_seqs": 1, "max_num_queued_reqs": 2}))
+    run(llm.ready())
+    yield llm
+
+    async def shutdown() -> None:
+        llm.shutdown()
+        await asyncio.sleep(0)
+
+    run(shutdown())
+
+
+@pytest.mark.parametrize("counts", [[1, 1, 1], [3], [1, 2]], ids=["requests", "choices", "both"])
+def test_what_would_wait_beyond_the_limit_is_refused_whole(narrow: AsyncLLM, run: Run[Any], counts: list[int]) -> None:
+    async def main() -> None:
+        running = narrow.generate({"prompt_token_ids": [7, 8]}, ENDLESS, "running")
+        await anext(running)
+        waiting = [
+            await narrow.process_inputs({"prompt_token_ids": [9]}, seeded(n=count, temperature=1), f"w{index}")
+            for index, count in enumerate(counts)
+        ]
+        with pytest.raises(OverloadedError, match="--max-num-queued-reqs") as refusal:
+            await collect(narrow.generate_from(*waiting))
+        assert refusal.value.retry_after >= 1
+        assert (await narrow.stats())["num_waiting"] == 0
+        two = [await narrow.process_inputs({"prompt_token_ids": [9]}, seeded(), name) for name in ("a", "b")]
+        both = asyncio.create_task(collect(narrow.generate_from(*two)))
+        while (await narrow.stats())["num_waiting"] < 2:
+            pass
+        await running.aclose()
+        outputs = await both
+        assert {output.request_id for output in outputs if output.finished} == {"a", "b"}
+        assert joined([output for output in outputs if output.request_id == "a"])[1]
+
+    run(main())
+
+
+def test_several_requests_come_as_they_are_there_and_end_together(llm: AsyncLLM, run: Run[Any]) -> None:
+    async def main() -> None:
+        alone = joined(await collect(llm.generate({"prompt_token_ids": [5, 6]}, seeded(), "alone")))
+        three = [
+            await llm.process_inputs({"prompt_token_ids": [5, 6]}, seeded(max_tokens=count), f"t{count}")
+            for count in (40, 1, 20)
+        ]
+        outputs = await collect(llm.generate_from(*three))
+        assert [output.request_id for output in outputs if output.finished] == ["t1", "t20", "t40"]
+        assert joined([output for output in outputs if output.request_id == "t40"]) == alone
+        with pytest.raises(RequestError, match="still under way"):
+            await collect(llm.generate_from(three[0], three[0]))
+        endless = [await llm.process_inputs({"prompt_token_ids": [5]}, ENDLESS, name) for name in ("x", "y")]
+        stream = llm.generate_from(*endless)
+        await anext(stream)
+        await stream.aclose()
+        while (await llm.stats())["num_running"]:
+            pass
+
+    run(main())

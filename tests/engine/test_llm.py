@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, RequestOutput, SamplingParams
-from octavo.errors import EngineDeadError, RequestError
+from octavo.errors import EngineDeadError, OverloadedError, RequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "num_gpu_blocks_override": 256}
@@ -271,6 +271,18 @@ def test_the_engines_refusal_is_raised_and_nothing_else_goes_on(llm: LLM, separa
         assert each._client.call_utility("stats")["num_running"] == 0
         assert len(run(each, PROMPTS)) == len(PROMPTS)
         assert not each._output_processor._closing
+
+
+@pytest.mark.parametrize("multiprocessing", ["0", "1"])
+def test_a_full_queue_is_an_overload_error_and_nothing_goes_on(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, multiprocessing: str
+) -> None:
+    monkeypatch.setenv("OCTAVO_ENABLE_MULTIPROCESSING", multiprocessing)
+    with LLM(str(tiny_llama_dir), max_num_seqs=1, max_num_queued_reqs=2, **OPTIONS) as llm:
+        with pytest.raises(OverloadedError, match="--max-num-queued-reqs") as refusal:
+            run(llm, ["a"] * 40, SamplingParams(max_tokens=200, ignore_eos=True))
+        assert refusal.value.retry_after >= 1
+        assert len(run(llm, ["a"])) == 1
 
 
 def test_nan_logits_fail_their_own_request_only(
