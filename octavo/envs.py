@@ -5,8 +5,20 @@ from pathlib import Path
 
 from octavo.errors import ConfigError
 
-__all__ = ["api_key", "cache_dir", "cpu_isa", "enable_multiprocessing", "hub_offline", "log_level", "omp_num_threads"]
+__all__ = [
+    "LOG_FORMAT",
+    "api_key",
+    "cache_dir",
+    "cpu_isa",
+    "enable_multiprocessing",
+    "hub_offline",
+    "log_format",
+    "log_level",
+    "omp_num_threads",
+]
 
+LOG_FORMAT = "OCTAVO_LOG_FORMAT"  # --log-format sets it, for the processes of a server
+_LOG_FORMATS = ("text", "json")
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -43,6 +55,16 @@ def enable_multiprocessing(default: bool) -> bool:
 def hub_offline() -> bool:
     """``HF_HUB_OFFLINE``: when set, no model hub and no package registry is contacted."""
     return os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def log_format() -> str:
+    """``OCTAVO_LOG_FORMAT``: text (default) or json."""
+    stated = os.environ.get(LOG_FORMAT)
+    if stated is None or stated == "":
+        return "text"
+    if stated not in _LOG_FORMATS:
+        raise ConfigError(f"{LOG_FORMAT}={stated!r}: expected one of {', '.join(_LOG_FORMATS)}")
+    return stated
 
 
 def log_level() -> str:

@@ -1,11 +1,14 @@
-"""Log lines: one format, to stderr, safe against forged lines (control characters are escaped)."""
+"""Log lines to stderr, as text or as JSON, safe against forged lines (control characters are escaped)."""
 
+import json
 import logging
+import os
 import sys
+import time
 
 from octavo import envs
 
-__all__ = ["init_logger", "one_line"]
+__all__ = ["init_logger", "one_line", "say", "set_log_format"]
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 _ROOT = "octavo"
@@ -23,12 +26,30 @@ class _LineFormatter(logging.Formatter):
         return super().formatMessage(record)
 
 
+class _JsonFormatter(logging.Formatter):
+    """An object a line. What a record has as ``fields`` stands beside the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        shown = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            shown["exception"] = self.formatException(record.exc_info)
+        return json.dumps(shown | getattr(record, "fields", {}))
+
+
+_FORMATTERS = {"text": _LineFormatter(_FORMAT, datefmt="%H:%M:%S"), "json": _JsonFormatter()}
+
+
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Looks up ``sys.stderr`` at each record, so that redirected and captured streams are honoured."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
-        self.setFormatter(_LineFormatter(_FORMAT, datefmt="%H:%M:%S"))
+        self.setFormatter(_FORMATTERS[envs.log_format()])
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -43,3 +64,19 @@ def init_logger(name: str) -> logging.Logger:
         root.setLevel(envs.log_level())
         root.propagate = False
     return logging.getLogger(name)
+
+
+def set_log_format(name: str) -> None:
+    """All log lines of this process and of those that it starts from now on, as "text" or "json"."""
+    os.environ[envs.LOG_FORMAT] = name
+    for handler in logging.getLogger(_ROOT).handlers:
+        if isinstance(handler, _StderrHandler):
+            handler.setFormatter(_FORMATTERS[name])
+
+
+def say(line: str, level: int = logging.INFO) -> None:
+    """A line for whoever started this process: bare, where log lines are text."""
+    if envs.log_format() == "json":
+        init_logger(_ROOT).log(level, "%s", line)
+    else:
+        print(one_line(line), file=sys.stderr, flush=True)

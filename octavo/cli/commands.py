@@ -1,5 +1,6 @@
 """``octavo``: finds the sub-command, runs it, and tells errors in one line with the exit code that belongs to them."""
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from octavo.cli.config_file import take_config_file
 from octavo.cli.parser import Parser
 from octavo.cli.words import dashed, join_dotted
 from octavo.errors import EngineDeadError, OctavoError
-from octavo.logging import one_line
+from octavo.logging import say
 
 __all__ = ["run"]
 
@@ -36,10 +37,10 @@ def run(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        envs.log_level()  # a command that never logs should refuse it, too
+        envs.log_level(), envs.log_format()  # a command that never logs should refuse them, too
         code: int = args.run(args)
     except OctavoError as error:
-        print(f"octavo: error: {one_line(str(error))}", file=sys.stderr, flush=True)
+        say(f"octavo: error: {error}", logging.ERROR)
         return 3 if isinstance(error, EngineDeadError) else 1
     except BrokenPipeError:
         # Whoever read our output has gone; there must be no second complaint when the interpreter flushes it.

@@ -1,4 +1,4 @@
-"""What the front ends write about requests."""
+"""What the front ends write about requests, and how the whole server writes."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,15 @@ __all__ = ["LogsConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class LogsConfig:
+    log_format: str = option(
+        "all lines of the server, as text or as an object of JSON each", default="text", choices=("text", "json")
+    )
     disable_uvicorn_access_log: bool = option("no log line for each request", default=False)
+    disable_access_log_for_endpoints: str | None = option(
+        "paths of which requests are not logged, with commas between them: /health,/live,/ready", metavar="PATHS"
+    )
+    enable_log_requests: bool = option("log the prompt and the parameters of each request, too", default=False)
+    max_log_len: int = option("characters and token ids of a prompt that are logged at most", default=2048, least=0)
     uvicorn_log_level: str = option(
         "least severe lines of the HTTP server to log",
         default="info",

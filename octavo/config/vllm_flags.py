@@ -151,9 +151,9 @@ _TABLE: list[tuple[str, str]] = [
         "disable-fastapi-docs?=true|false enable-offline-docs? enable-tokenizer-info-endpoint?",
     ),
     (
-        "octavo does not log what is asked and answered",
-        "enable-log-requests? disable-log-requests?=true|false enable-log-outputs? enable-log-deltas?=true|false "
-        "max-log-len log-error-stack? log-config-file disable-access-log-for-endpoints",
+        "requests are logged only with --enable-log-requests, answers never; see --log-format for the form",
+        "disable-log-requests?=true|false enable-log-outputs? enable-log-deltas?=true|false log-error-stack? "
+        "log-config-file",
     ),
     (
         "see --step-trace for what a step did, and /metrics",

@@ -51,7 +51,7 @@ class AnswerResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            answer = await self._active.run(self._work(send), receive)
+            answer = await self._active.run(self._work(scope, send), receive)
         except ClientDisconnect:
             if not self._begun:
                 await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send)
@@ -69,9 +69,10 @@ class AnswerResponse(Response):
                 response = Response(body, headers=self._headers_of(answer), media_type="application/json")
                 await response(scope, receive, send)
 
-    async def _work(self, send: Send) -> Answer:
+    async def _work(self, scope: Scope, send: Send) -> Answer:
         """Computes the answer; the events of a stream are sent as they come."""
         answer = await self._create()
+        scope["state"]["token_count"] = answer.token_count  # for the access log
         if isinstance(answer.content, AsyncGenerator):
             async with aclosing(answer.content) as events:
                 first = await anext(events, b"")

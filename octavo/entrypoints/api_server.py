@@ -1,9 +1,7 @@
 """The app: routes, and what each may answer. Knows nothing of sockets, signals and processes."""
 
 import functools
-import re
 import time
-import uuid
 from typing import Any, Protocol, TypeVar
 
 from fastapi import FastAPI, Request
@@ -16,12 +14,13 @@ import octavo
 from octavo.entrypoints.access import bound_priority, with_access
 from octavo.entrypoints.answer_response import CLIENT_CLOSED_REQUEST, AnswerResponse
 from octavo.entrypoints.body_refusal import BodyRefusal
-from octavo.entrypoints.errors import PayloadTooLargeError, SchemaError, UnavailableError, on_error
+from octavo.entrypoints.errors import PayloadTooLargeError, UnavailableError, on_error
 from octavo.entrypoints.ignored_fields import remarks, unknown_fields
 from octavo.entrypoints.openai import Answer, ChatCompletionRequest, CompletionRequest, RequestBody
 from octavo.entrypoints.openai.responses import encode
 from octavo.entrypoints.openapi import describe
 from octavo.entrypoints.request_body import read_json_object
+from octavo.entrypoints.request_ids import checked_request_id, request_id_of
 from octavo.entrypoints.server_state import ServerState
 from octavo.errors import OctavoError
 from octavo.logging import one_line
@@ -31,7 +30,6 @@ __all__ = ["build_app"]
 
 _Request = TypeVar("_Request", bound=RequestBody)
 
-_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _LONGEST_CAUSE = 500
 
 
@@ -124,7 +122,7 @@ class _Serving(Protocol[_Request]):
 
 async def _answer(state: ServerState, request: Request, serving: _Serving[_Request]) -> Response:
     arrival_time = time.monotonic()
-    name = request.state.request_id = _request_id(request.headers.get("x-request-id", ""))
+    name = request_id_of(request.scope)
     try:
         body = await read_json_object(request, state.config.limits.max_body_bytes)
         asked = serving.parse(body)
@@ -134,7 +132,7 @@ async def _answer(state: ServerState, request: Request, serving: _Serving[_Reque
         if ignored and state.config.answer.strict_requests:
             raise unknown_fields(ignored)
         if asked.request_id is not None:
-            name = request.state.request_id = _checked_id(asked.request_id)
+            name = request.state.request_id = checked_request_id(asked.request_id)
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     except PayloadTooLargeError as error:
@@ -145,14 +143,3 @@ async def _answer(state: ServerState, request: Request, serving: _Serving[_Reque
 
 def _answer_headers(name: str, ignored: list[str], answer: Answer) -> dict[str, str]:
     return {"x-request-id": name} | remarks(ignored, answer)
-
-
-def _request_id(in_header: str) -> str:
-    """The id from the client's header, where it is fit to stand in logs and headers; or a new one."""
-    return in_header if _REQUEST_ID.fullmatch(in_header) else uuid.uuid4().hex
-
-
-def _checked_id(in_body: str) -> str:
-    if not _REQUEST_ID.fullmatch(in_body):
-        raise SchemaError("request_id must be 1 to 128 visible ASCII characters", param="request_id")
-    return in_body

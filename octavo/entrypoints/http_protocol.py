@@ -101,6 +101,8 @@ class HttpProtocol(HttpToolsProtocol):
         if unsent == 0 or unsent != self._unsent:
             self._unsent, self._unsent_since = unsent, now
         elif now - self._unsent_since >= self._limits.write_timeout:
+            waited = f"{self._limits.write_timeout:g} s"
+            self._on_refused(self.client, 499, f"it has accepted nothing of its answer for {waited} (--write-timeout)")
             self.transport.abort()
             return
         if now >= self._deadline and not self.transport.is_closing():

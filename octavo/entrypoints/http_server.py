@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 
 from octavo.config import LimitsConfig, ServerConfig
+from octavo.entrypoints.access_log import AccessLog
 from octavo.entrypoints.http_protocol import HttpProtocol
 from octavo.errors import ConfigError
 from octavo.logging import init_logger
@@ -51,10 +52,10 @@ class HttpServer(uvicorn.Server):
         self._write_timeout = config.limits.write_timeout
         super().__init__(
             uvicorn.Config(
-                app,
+                AccessLog(app, config.logs),
                 log_config=None,
                 log_level=config.logs.uvicorn_log_level,
-                access_log=not config.logs.disable_uvicorn_access_log,
+                access_log=False,
                 http=functools.partial(  # type: ignore[arg-type]
                     HttpProtocol,
                     limits=config.limits,
@@ -127,8 +128,9 @@ def _notice_vanished_hosts(sock: socket.socket, write_timeout: float) -> None:
 
 
 def _log_refusal(client: tuple[str, int] | None, status: int, message: str) -> None:
-    address = f"{client[0]}:{client[1]}" if client else "a client"
-    logger.info("refused %s: %d %s", address, status, message)
+    address = f"{client[0]}:{client[1]}" if client else "-"
+    fields = {"client": address, "status": status}
+    logger.info("connection of %s ended: %d %s", address, status, message, extra={"fields": fields})
 
 
 def _log_like_octavo(uvicorn_logger: logging.Logger) -> None:

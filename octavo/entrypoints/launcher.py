@@ -10,7 +10,6 @@ import contextlib
 import re
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from octavo.entrypoints.front_end import FrontEnd
 from octavo.entrypoints.front_ends import FurtherFrontEnds
 from octavo.entrypoints.listen import listen, url_of
 from octavo.errors import ConfigError, EngineDeadError, ModelError
+from octavo.logging import say
 
 __all__ = ["serve"]
 
@@ -218,11 +218,6 @@ class _ServerProcess:
     async def _drain_this(self, timeout: float) -> None:
         await self._front_end.drain(timeout)
         self._front_end.refuse_all()
-
-
-def say(line: str) -> None:
-    """A line for whoever started the server."""
-    print(line, file=sys.stderr, flush=True)
 
 
 async def _in_daemon_thread(call: Callable[[], _T]) -> _T:

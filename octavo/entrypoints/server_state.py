@@ -14,6 +14,7 @@ from octavo.entrypoints.openai import (
     OpenAIServingModels,
     OpenAIServingTokenization,
 )
+from octavo.entrypoints.request_logger import RequestLogger
 from octavo.errors import ConfigError
 from octavo.parsers import REASONING_PARSERS, ReasoningFormat, detect_reasoning_format
 from octavo.renderers import ChatRenderer, RenderedPrompt
@@ -36,6 +37,7 @@ class Services:
         reasoning_parser: how chats' answers are split into reasoning and content: a name of REASONING_PARSERS,
             "none", or "auto": as the chat template says.
         trust_template: requests may bring a chat template of their own.
+        request_logger: told of what is asked for.
     """
 
     def __init__(
@@ -44,14 +46,15 @@ class Services:
         chat_template: str | None = None,
         reasoning_parser: str = _FROM_TEMPLATE,
         trust_template: bool = False,
+        request_logger: RequestLogger | None = None,
     ) -> None:
         self.engine = engine
         self.models = models = OpenAIServingModels(engine.config)
-        self.completion = OpenAIServingCompletion(engine, models)
+        self.completion = OpenAIServingCompletion(engine, models, request_logger)
         render = engine.render if chat_template is None else _renderer(engine, chat_template)
         template = engine.tokenizer.chat_template if chat_template is None else chat_template
         reasoning_format = _reasoning_format(reasoning_parser, template)
-        self.chat = OpenAIServingChat(engine, models, render, reasoning_format, trust_template)
+        self.chat = OpenAIServingChat(engine, models, render, reasoning_format, trust_template, request_logger)
         self.tokenization = OpenAIServingTokenization(engine, models, render, trust_template)
         self.detokenization = OpenAIServingDetokenization(engine, models)
 
@@ -113,8 +116,14 @@ class ServerState:
         Raises:
             ConfigError: the template is not valid.
         """
-        answer = self.config.answer
-        self.services = Services(engine, chat_template, answer.reasoning_parser, answer.trust_request_chat_template)
+        answer, logs = self.config.answer, self.config.logs
+        self.services = Services(
+            engine,
+            chat_template,
+            answer.reasoning_parser,
+            answer.trust_request_chat_template,
+            RequestLogger(logs.max_log_len) if logs.enable_log_requests else None,
+        )
 
     @property
     def dead_cause(self) -> str | None:

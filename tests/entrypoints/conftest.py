@@ -21,6 +21,7 @@ from octavo.config import (
     AnswerConfig,
     EngineArgs,
     LimitsConfig,
+    LogsConfig,
     OctavoConfig,
     ServerConfig,
     resolve_config,
@@ -285,6 +286,7 @@ class Server:
         strict_requests: bool = False,
         trust_request_chat_template: bool = False,
         access: AccessConfig | None = None,
+        logs: LogsConfig | None = None,
         **engine_options: Any,
     ) -> None:
         self.engine = FakeAsyncLLM(**engine_options)
@@ -295,7 +297,8 @@ class Server:
             trust_request_chat_template=trust_request_chat_template,
         )
         limits = LimitsConfig(max_body_bytes=max_body_bytes)
-        self.state = ServerState(ServerConfig(answer=answer, limits=limits, access=access or AccessConfig()))
+        access, logs = access or AccessConfig(), logs or LogsConfig()
+        self.state = ServerState(ServerConfig(answer=answer, limits=limits, access=access, logs=logs))
         self.state.attach(self.engine)  # type: ignore[arg-type]
         self.app = build_app(self.state)
 

@@ -108,6 +108,19 @@ def test_port_in_use_ends_the_start_before_the_model_is_looked_at(start: Callabl
     assert "--port" in line
 
 
+def test_every_line_of_both_processes_may_be_json(start: Callable[..., Server]) -> None:
+    server = start("--log-format", "json")
+    ready = json.loads(server.wait_said("Octavo is ready", START_SECONDS))
+    url = ready["message"].split()[3]
+    assert server.http.get(f"{url}/health", headers={"x-request-id": "mine"}).status_code == 200
+    server.signal(signal.SIGTERM)
+    assert server.wait_exit() == 0
+    said = [json.loads(line) for line in server.lines]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in said)
+    assert next(line for line in said if line["logger"] == "octavo.access")["request_id"] == "mine"
+    assert {line["logger"].split(".")[1] for line in said if "." in line["logger"]} >= {"access", "worker"}
+
+
 def test_host_that_is_not_of_this_machine_is_named(start: Callable[..., Server]) -> None:
     server = start("--host", "192.0.2.1")
     assert server.wait_exit(START_SECONDS) == 1

@@ -59,7 +59,7 @@ class ChatAnswer:
         self._id = request_id
         self._model = model
         self._created = int(time.time())
-        self._count = TokenCount(len(inputs.prompt_token_ids))
+        self.token_count = TokenCount(len(inputs.prompt_token_ids))
         self._echo = request.echoed_text()
         self._prompt_token_ids = inputs.prompt_token_ids if request.return_token_ids else UNSET
 
@@ -70,7 +70,7 @@ class ChatAnswer:
         has_tables = self._request.has_logprobs or bool(self._request.logprobs)
         async with aclosing(outputs):
             async for output in outputs:
-                self._count.add(output)
+                self.token_count.add(output)
                 choices += await in_turn(functools.partial(self._choices, output), has_tables)
                 tables = output.prompt_logprobs
         answer = ChatCompletion(
@@ -78,7 +78,7 @@ class ChatAnswer:
             created=self._created,
             model=self._model,
             choices=choices,
-            usage=self._count.usage(),
+            usage=self.token_count.usage(),
             prompt_token_ids=self._prompt_token_ids,
             prompt_truncated_tokens=self._inputs.num_truncated_prompt_tokens or UNSET,
         )
@@ -113,17 +113,17 @@ class ChatAnswer:
                 for part in output.outputs:
                     if part.index not in begun:
                         choice = ChatChunkChoice(part.index, ChatDelta("assistant", self._echo))
-                        usage = self._count.usage() if with_usage else None
+                        usage = self.token_count.usage() if with_usage else None
                         events.append((others if begun else first).encode([choice], usage))
                         begun.add(part.index)
-                self._count.add(output)
-                usage = self._count.usage() if with_usage else None
+                self.token_count.add(output)
+                usage = self.token_count.usage() if with_usage else None
                 for part in output.outputs:
                     events += [others.encode([choice], usage) for choice in self._chunks(part, with_usage)]
                 if events:
                     yield b"".join(events)
         if self._request.include_usage():
-            yield others.encode([], self._count.usage())
+            yield others.encode([], self.token_count.usage())
 
     def _chunk_events(self, prompt_token_ids: list[int] | UnsetType) -> ChunkEvents:
         chunk = ChatChunk(

@@ -50,7 +50,7 @@ class CompletionAnswer:
         every_entry = request.logprobs == -1 or request.logprob_token_ids is not None
         num_top = None if every_entry else request.logprobs or 0
         self._forms = LogprobForms(tokenizer, num_top, bool(request.return_tokens_as_token_ids))
-        self._count = TokenCount(sum(len(item.prompt_token_ids) for item in inputs))
+        self.token_count = TokenCount(sum(len(item.prompt_token_ids) for item in inputs))
         self._places = {item.request_id: index for index, item in enumerate(inputs)}
         self._echoes: dict[int, str] = {}  # text of the prompt, by prompt
         self._prompt_tables: dict[int, PromptLogprobTables] = {}  # by prompt
@@ -65,7 +65,7 @@ class CompletionAnswer:
             async for output in outputs:
                 choices += await in_turn(functools.partial(self._choices, output), has_tables)
         choices.sort(key=lambda choice: choice.index)
-        return self._body(choices, self._count.usage())
+        return self._body(choices, self.token_count.usage())
 
     async def stream(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[bytes, None]:
         """Its events; what an output gives rise to comes at once."""
@@ -74,12 +74,12 @@ class CompletionAnswer:
         async with aclosing(outputs):
             async for output in outputs:
                 choices = self._choices(output)
-                usage = self._count.usage() if with_usage else None
+                usage = self.token_count.usage() if with_usage else None
                 events = [chunks.encode([choice], usage) for choice in choices if with_usage or _tells(choice)]
                 if events:
                     yield b"".join(events)
         if self._request.include_usage():
-            yield chunks.encode([], self._count.usage())
+            yield chunks.encode([], self.token_count.usage())
 
     def _choices(self, output: RequestOutput) -> list[CompletionChoice]:
         """What an output adds to the choices of its prompt."""
@@ -88,7 +88,7 @@ class CompletionAnswer:
             output = replace(output, outputs=[_without_tokens(part) for part in output.outputs])
         if output.prompt_logprobs is not None:
             self._prompt_tables[prompt_index] = output.prompt_logprobs
-        self._count.add(output)
+        self.token_count.add(output)
         return [self._choice(prompt_index, part) for part in output.outputs]
 
     def _choice(self, prompt_index: int, part: CompletionOutput) -> CompletionChoice:

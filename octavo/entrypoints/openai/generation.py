@@ -36,12 +36,14 @@ class Answer:
     Attributes:
         content: the body, or a stream's events.
         num_truncated: tokens that were cut from the prompts, because the request says so.
+        token_count: of the request, as far as it has come.
         unread: names of fields that turned out to have no effect: variables that the chat template never reads.
     """
 
     content: msgspec.Struct | AsyncGenerator[bytes, None]
     num_truncated: int = 0
     unread: tuple[str, ...] = ()
+    token_count: "TokenCount | None" = None
 
 
 async def process_prompts(

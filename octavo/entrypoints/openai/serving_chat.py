@@ -15,6 +15,7 @@ from octavo.entrypoints.openai.generation import Answer, process_prompts
 from octavo.entrypoints.openai.protocol import parse_request
 from octavo.entrypoints.openai.reasoning_split import ReasoningSplit
 from octavo.entrypoints.openai.serving_models import OpenAIServingModels
+from octavo.entrypoints.request_logger import RequestLogger
 from octavo.errors import RequestError
 from octavo.parsers import ReasoningFormat
 
@@ -33,6 +34,7 @@ class OpenAIServingChat:
     render: ``ChatRenderer.render`` off the event loop.
     reasoning_format: how answers are split into reasoning and content; None: they are not.
     trust_template: requests may bring a chat template of their own.
+    request_logger: told of what will be started; None: nobody is.
     """
 
     id_prefix = "chatcmpl-"
@@ -44,12 +46,14 @@ class OpenAIServingChat:
         render: "Callable[..., Awaitable[RenderedPrompt]]",
         reasoning_format: ReasoningFormat | None = None,
         trust_template: bool = False,
+        request_logger: RequestLogger | None = None,
     ) -> None:
         self._engine = engine
         self._models = models
         self._render = render
         self._reasoning_format = reasoning_format
         self._trust_template = trust_template
+        self._request_logger = request_logger
 
     def parse(self, body: dict[str, Any]) -> ChatCompletionRequest:
         """Raises RequestError if the body is not of this API."""
@@ -74,9 +78,11 @@ class OpenAIServingChat:
             )
         except RequestError as error:
             raise request.in_own_words(error) from None
+        if self._request_logger is not None:
+            self._request_logger.log_inputs(inputs)
         continued = message_text(request.messages[-1]) if request.continue_final_message else None
         split = ReasoningSplit(self._reasoning_format, rendered.text, continued)
         answer = ChatAnswer(request, request_id, model, inputs, self._engine.tokenizer, split)
         outputs = self._engine.generate_from(inputs)
         content = answer.stream(outputs) if request.stream else await answer.collect(outputs)
-        return Answer(content, inputs.num_truncated_prompt_tokens, unread_fields(rendered.unread))
+        return Answer(content, inputs.num_truncated_prompt_tokens, unread_fields(rendered.unread), answer.token_count)

@@ -8,6 +8,7 @@ from octavo.entrypoints.openai.completion_request import CompletionRequest
 from octavo.entrypoints.openai.generation import Answer, process_prompts
 from octavo.entrypoints.openai.protocol import parse_request
 from octavo.entrypoints.openai.serving_models import OpenAIServingModels
+from octavo.entrypoints.request_logger import RequestLogger
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:
@@ -24,13 +25,17 @@ class OpenAIServingCompletion:
 
     engine: a loaded engine.
     models: which names it is served under.
+    request_logger: told of what will be started; None: nobody is.
     """
 
     id_prefix = "cmpl-"
 
-    def __init__(self, engine: "AsyncLLM", models: OpenAIServingModels) -> None:
+    def __init__(
+        self, engine: "AsyncLLM", models: OpenAIServingModels, request_logger: RequestLogger | None = None
+    ) -> None:
         self._engine = engine
         self._models = models
+        self._request_logger = request_logger
 
     def parse(self, body: dict[str, Any]) -> CompletionRequest:
         """Raises RequestError if the body is not of this API."""
@@ -56,10 +61,13 @@ class OpenAIServingCompletion:
             _check_prompt_tables(inputs, self._engine.config.model.vocab_size)
         except RequestError as error:
             raise request.in_own_words(error) from None
+        if self._request_logger is not None:
+            for item in inputs:
+                self._request_logger.log_inputs(item)
         answer = CompletionAnswer(request, request_id, model, inputs, self._engine.tokenizer)
         outputs = self._engine.generate_from(*inputs)
         content = answer.stream(outputs) if request.stream else await answer.collect(outputs)
-        return Answer(content, answer.num_truncated)
+        return Answer(content, answer.num_truncated, token_count=answer.token_count)
 
 
 def _check_prompt_tables(inputs: "list[EngineInputs]", vocab_size: int) -> None:
