@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
         _check_no_list_holds_it(args)
     signal.signal(signal.SIGTERM, _terminated)  # until the server has a handler of its own
     engine_args, server_config = EngineArgs.from_cli_args(args), ServerConfig.from_cli_args(args)
-    set_log_format(server_config.logs.log_format)
+    if server_config.logs.log_format is not None:
+        set_log_format(server_config.logs.log_format)
     from octavo.engine import early_engine
 
     own_process = envs.enable_multiprocessing(default=True)

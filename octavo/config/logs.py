@@ -9,8 +9,9 @@ __all__ = ["LogsConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class LogsConfig:
-    log_format: str = option(
-        "all lines of the server, as text or as an object of JSON each", default="text", choices=("text", "json")
+    log_format: str | None = option(
+        "all lines of the server, as text or as an object of JSON each; text, if OCTAVO_LOG_FORMAT says nothing else",
+        choices=("text", "json"),
     )
     disable_uvicorn_access_log: bool = option("no log line for each request", default=False)
     disable_access_log_for_endpoints: str | None = option(
