@@ -118,6 +118,23 @@ def test_flags_reach_engine_and_server(octavo: Callable[..., Any], served: list[
     )
 
 
+@pytest.mark.parametrize(
+    ("word", "stated"),
+    [("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("1M", 1 << 20), ("64", 64), ("auto", None), ("-1", None)],
+)
+def test_numbers_may_be_written_as_vllm_takes_them(
+    octavo: Callable[..., Any], served: list[Any], word: str, stated: int | None
+) -> None:
+    assert octavo("serve", f"--max-model-len={word}").code == 0
+    assert served[0][0].stated["model"].get("max_model_len") == stated
+
+
+@pytest.mark.parametrize("word", ["8x", "k", "1.0001k", "1e3", "-8k", "8kk"])
+def test_other_words_are_no_numbers(octavo: Callable[..., Any], served: list[Any], word: str) -> None:
+    assert octavo("serve", f"--max-model-len={word}").code == 2
+    assert served == []
+
+
 @pytest.mark.parametrize("names", [["my", "./model"], ["a", "b"], ["there"], ["my.gguf"]])
 def test_a_model_taken_for_one_of_the_names_is_a_usage_error(
     octavo: Callable[..., Any], served: list[Any], names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
