@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard csrc/cpu/*)
 INSTALL := $(BIN)/python tools/install.py
 
-.PHONY: serve test test-clients check fuzz sanitize compare format clean
+.PHONY: serve test test-clients check fuzz sanitize soak chaos compare format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,8 @@ help:
 	@echo "make check   linters, types, import law"
 	@echo "make fuzz    load a hundred thousand damaged checkpoints"
 	@echo "make sanitize  the native kernels' tests with every access checked"
+	@echo "make soak    a million streamed tokens, clients leaving early; then the books are balanced"
+	@echo "make chaos   kill -9 of a random process, again and again, under clients that retry"
 	@echo "make compare ARGS='--model FOLDER …'  octavo beside other engines, into docs/performance.md"
 	@echo "make format  format the code"
 
@@ -64,6 +66,12 @@ fuzz: $(VENV)/.octavo-dev
 
 sanitize: $(VENV)/.octavo-dev
 	$(BIN)/python tools/sanitize.py
+
+soak: $(VENV)/.octavo-dev
+	$(BIN)/python -m tests.soak $(ARGS)
+
+chaos: $(VENV)/.octavo-dev
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 compare: $(VENV)/.octavo
 	$(BIN)/python -m benchmarks.compare --page docs/performance.md $(ARGS)

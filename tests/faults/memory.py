@@ -9,7 +9,8 @@ __all__ = ["Growth", "MemoryWatch", "growth", "private_bytes"]
 
 # Allocators fill up and caches warm in the beginning.
 _WARM_UP_SHARE = 0.4
-_FEWEST_SAMPLES = 8
+_FEWEST_SAMPLES = 5
+_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,17 @@ def private_bytes(pid: int) -> int:
 
 @dataclass
 class MemoryWatch:
-    """Looks at processes at intervals, in a thread of its own. Use as a context.
+    """Looks at processes while they work, in a thread of its own. Use as a context.
 
     Attributes:
         done: says how much work has been done.
+        step: looks again when so much more has been done.
         samples: of each name, (work done, bytes).
     """
 
     pids: dict[str, int]
     done: Callable[[], float]
-    seconds: float = 0.5
+    step: float
     samples: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def __enter__(self) -> "MemoryWatch":
@@ -78,8 +80,12 @@ class MemoryWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._ended.wait(self.seconds):
+        next_look = 0.0
+        while not self._ended.wait(_POLL_SECONDS):
             done = self.done()
+            if done < next_look:
+                continue
+            next_look = done + self.step
             for name, pid in self.pids.items():
                 try:
                     self.samples[name].append((done, private_bytes(pid)))

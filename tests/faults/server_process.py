@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -77,6 +78,7 @@ class Server:
         lines: what it has said on stderr.
         folder: its folder for temporary files.
         processes: all that have been seen, by id.
+        engine_pids: of its engines, among them.
         shared_memory: the segments that have been seen in them.
     """
 
@@ -103,7 +105,7 @@ class Server:
         self.http = httpx.Client(trust_env=False, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
         self.processes = {self.process.pid: psutil.Process(self.process.pid)}
         self.shared_memory: set[str] = set()
-        self._engine_pid: int | None = None
+        self.engine_pids: set[int] = set()
         self._url: str | None = None
 
     def _read(self) -> None:
@@ -133,10 +135,8 @@ class Server:
     @property
     def engine_pid(self) -> int:
         """Waits for it to be there."""
-        if self._engine_pid is None:
-            assert wait_until(lambda: self.look() or self._engine_pid, START_SECONDS), self.lines
-        assert self._engine_pid is not None
-        return self._engine_pid
+        assert self.engine_pids or wait_until(lambda: self.look() or self.engine_pids, START_SECONDS), self.lines
+        return min(self.engine_pids)
 
     def look(self) -> None:
         """Takes note of its processes, and of the shared memory that they use."""
@@ -148,7 +148,7 @@ class Server:
 
     def _note(self, process: psutil.Process) -> None:
         if _ENGINE in process.cmdline():
-            self._engine_pid = process.pid
+            self.engine_pids.add(process.pid)
         self.processes.setdefault(process.pid, process)
         mapped = {mapping.path for mapping in process.memory_maps()}
         self.shared_memory |= {path for path in mapped if path.startswith(_SHARED_MEMORY)}
@@ -167,14 +167,29 @@ class Server:
 
     def left_nothing(self) -> bool:
         """No process, no files, no shared memory, the port free."""
-        gone = not any(is_running(process) for process in self.processes.values())
-        files = [*self.folder.iterdir(), *(path for path in self.shared_memory if os.path.exists(path))]
-        return gone and not files and (self.said("octavo is loading") is None or is_free(self.port))
+        return not self.left()
+
+    def left(self) -> list[str]:
+        """What is still there of it."""
+        found = [f"process {process.pid}" for process in self.running()]
+        found += map(str, self.folder.iterdir())
+        found += [path for path in self.shared_memory if os.path.exists(path)]
+        if self.said("octavo is loading") is not None and not is_free(self.port):
+            found.append(f"port {self.port}")
+        return found
+
+    def running(self) -> list[psutil.Process]:
+        """All processes that were started as part of it and have not ended, whoever their parent is now."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("TMPDIR") == str(self.folder) and is_running(process):
+                    found.append(process)
+        return found
 
     def close(self) -> None:
         self.http.close()
-        self.look()
-        for process in self.processes.values():
+        for process in self.running():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait()
@@ -218,6 +233,15 @@ class Server:
         found = [line for line in scrape.splitlines() if line.startswith(f"vllm:{name}{{")]
         assert found, f"no vllm:{name} in {scrape}"
         return sum(float(line.split()[-1]) for line in found)
+
+    def metric_by(self, name: str, label: str) -> dict[str, float]:
+        """A series' values by one of its labels; what differs in other labels is added up."""
+        values: dict[str, float] = {}
+        for line in self.http.get(f"{self.url}/metrics").text.splitlines():
+            found = re.match(rf'vllm:{name}\{{.*{label}="([^"]*)".*\}} (\S+)', line)
+            if found is not None:
+                values[found[1]] = values.get(found[1], 0.0) + float(found[2])
+        return values
 
     def num_unfinished(self) -> float:
         return self.metric("num_requests_running") + self.metric("num_requests_waiting")
