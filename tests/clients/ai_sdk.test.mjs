@@ -6,11 +6,11 @@ import { test } from "node:test";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { APICallError, generateText, streamText } from "ai";
 
-const { OCTAVO_URL: url, OCTAVO_MODEL: name, OCTAVO_REASONED: reasoned } = process.env;
+const { OCTAVO_URL: url, OCTAVO_KEY: key, OCTAVO_MODEL: name, OCTAVO_REASONED: reasoned } = process.env;
 const provider = createOpenAICompatible({
   name: "octavo",
   baseURL: `${url}/v1`,
-  apiKey: process.env.OCTAVO_KEY ?? "none",
+  apiKey: key,
   includeUsage: true,
 });
 const model = provider(name);

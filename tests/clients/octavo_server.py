@@ -13,13 +13,19 @@ from typing import Any
 
 import httpx
 
-__all__ = ["MODEL", "OCTAVO", "REPO", "OctavoServer", "run_octavo_side", "wait_until"]
+__all__ = ["KEY", "LIMITED_KEY", "MODEL", "OCTAVO", "OctavoServer", "run_octavo_side", "wait_until"]
 
 MODEL = "smollm2"
+KEY = "octavo-test-key"
+LIMITED_KEY = "octavo-test-key-for-one-request-at-a-time"
 FOLDER = Path(__file__).resolve().parent
 REPO = FOLDER.parent.parent
 OCTAVO = Path(os.environ.get("OCTAVO", REPO / ".venv/bin/octavo"))
 START_SECONDS = 120.0
+KEYS = [
+    {"name": "tests", "key": KEY},
+    {"name": "limited", "key": LIMITED_KEY, "max_concurrent_requests": 1},
+]
 
 
 def wait_until(condition: Callable[[], Any], seconds: float) -> bool:
@@ -34,24 +40,36 @@ def wait_until(condition: Callable[[], Any], seconds: float) -> bool:
 class OctavoServer:
     """A server process; it has not loaded its model yet.
 
+    Args:
+        words: flags.
+        open_to_all: it asks for no key.
+
     Attributes:
         url: where it listens, without a path.
         process: the process.
     """
 
-    def __init__(self, *words: str, api_key: str | None = None) -> None:
-        self._log = tempfile.NamedTemporaryFile("w+", prefix="octavo-", suffix=".log")  # noqa: SIM115
-        self.process = subprocess.Popen([OCTAVO, "serve", MODEL, "--port", "0", *words], stderr=self._log)
+    def __init__(self, *words: str, open_to_all: bool = False) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="octavo-")
+        self._log = Path(self._folder.name) / "log"
+        command = [OCTAVO, "serve", MODEL, "--port", "0", *words]
+        if not open_to_all:
+            keys = Path(self._folder.name) / "keys.yaml"
+            keys.touch(mode=0o600)
+            keys.write_text(json.dumps(KEYS))
+            command += ["--api-key-file", keys]
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(command, stderr=log)
         found = re.compile(r"will serve on (http\S+)$", re.MULTILINE)
         assert wait_until(lambda: found.search(self.log()) or self.process.poll() is not None, START_SECONDS)
         match = found.search(self.log())
         assert match, self.log()
         self.url = match.group(1)
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {"authorization": f"Bearer {KEY}"}
         self.http = httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=60)
 
     def log(self) -> str:
-        return Path(self._log.name).read_text()
+        return self._log.read_text()
 
     def wait_ready(self) -> "OctavoServer":
         assert wait_until(lambda: self.http.get("/health").status_code == 200, START_SECONDS), self.log()
@@ -82,7 +100,7 @@ class OctavoServer:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        self._log.close()
+        self._folder.cleanup()
 
 
 def run_octavo_side(*words: str, given: Any = None) -> str:

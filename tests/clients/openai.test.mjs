@@ -5,8 +5,8 @@ import { test } from "node:test";
 
 import OpenAI from "openai";
 
-const { OCTAVO_URL: url, OCTAVO_MODEL: model } = process.env;
-const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: process.env.OCTAVO_KEY ?? "none", maxRetries: 0 });
+const { OCTAVO_URL: url, OCTAVO_KEY: key, OCTAVO_MODEL: model } = process.env;
+const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: key, maxRetries: 0 });
 const messages = [{ role: "user", content: "Name three fruits." }];
 
 test("models", async () => {
@@ -53,6 +53,8 @@ test("mistakes are its own exceptions", async () => {
     return true;
   });
   await assert.rejects(client.chat.completions.create({ model: "other", messages }), OpenAI.NotFoundError);
+  const stranger = client.withOptions({ apiKey: "wrong" });
+  await assert.rejects(stranger.models.list(), OpenAI.AuthenticationError);
 });
 
 test("a stream can be left", async () => {

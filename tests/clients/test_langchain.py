@@ -8,11 +8,11 @@ import pytest
 from conversations import SHORT
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI, OpenAI
-from octavo_server import MODEL, OctavoServer
+from octavo_server import KEY, MODEL, OctavoServer
 
 
 def chat(server: OctavoServer, **settings: Any) -> ChatOpenAI:
-    stated: dict[str, Any] = {"model": MODEL, "api_key": "none", "max_retries": 0, "temperature": 0, "max_tokens": 16}
+    stated: dict[str, Any] = {"model": MODEL, "api_key": KEY, "max_retries": 0, "temperature": 0, "max_tokens": 16}
     return ChatOpenAI(base_url=f"{server.url}/v1", **stated | settings)
 
 
@@ -54,7 +54,7 @@ def test_asynchronous_streams(server: OctavoServer) -> None:
 
 
 def test_text_completions(server: OctavoServer) -> None:
-    model = OpenAI(base_url=f"{server.url}/v1", model=MODEL, api_key="none", max_retries=0, temperature=0, max_tokens=8)  # type: ignore[arg-type]
+    model = OpenAI(base_url=f"{server.url}/v1", model=MODEL, api_key=KEY, max_retries=0, temperature=0, max_tokens=8)  # type: ignore[arg-type]
     text = model.invoke("Once upon a time")
     assert text == "".join(model.stream("Once upon a time")) != ""
     assert len(model.generate(["a", "b", "c"]).generations) == 3
@@ -67,3 +67,5 @@ def test_mistakes_are_exceptions_of_the_openai_package(server: OctavoServer) -> 
         list(chat(server).stream("a " * 3000))
     with pytest.raises(openai.NotFoundError):
         chat(server, model="other").invoke(SHORT)
+    with pytest.raises(openai.AuthenticationError):
+        chat(server, api_key="wrong").invoke(SHORT)

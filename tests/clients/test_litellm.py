@@ -6,13 +6,13 @@ from typing import Any
 import litellm
 import pytest
 from conversations import REASONED, SHORT
-from octavo_server import MODEL, OctavoServer
+from octavo_server import KEY, LIMITED_KEY, MODEL, OctavoServer
 
 
 @pytest.fixture(scope="module")
 def call(server: OctavoServer) -> dict[str, Any]:
     """What every call names."""
-    return {"model": f"hosted_vllm/{MODEL}", "api_base": f"{server.url}/v1", "api_key": "none", "num_retries": 0}
+    return {"model": f"hosted_vllm/{MODEL}", "api_base": f"{server.url}/v1", "api_key": KEY, "num_retries": 0}
 
 
 def test_a_chat_and_its_stream_are_the_same(call: dict[str, Any]) -> None:
@@ -61,3 +61,11 @@ def test_mistakes_are_its_own_exceptions(call: dict[str, Any]) -> None:
         litellm.completion(**call, messages=[{"role": "user", "content": "a " * 3000}])
     with pytest.raises(litellm.NotFoundError):
         litellm.completion(**call | {"model": "hosted_vllm/other"}, messages=SHORT)
+    with pytest.raises(litellm.AuthenticationError):
+        litellm.completion(**call | {"api_key": "wrong"}, messages=SHORT)
+    limited = call | {"api_key": LIMITED_KEY, "messages": SHORT}
+    stream = litellm.completion(**limited, max_tokens=1000, stream=True, ignore_eos=True)
+    next(stream)
+    with pytest.raises(litellm.RateLimitError):
+        litellm.completion(**limited, max_tokens=1)
+    stream.completion_stream.close()

@@ -7,7 +7,7 @@ from typing import Any
 import lm_eval
 import pytest
 from lm_eval.tasks import TaskManager
-from octavo_server import FOLDER, MODEL, OctavoServer, run_octavo_side
+from octavo_server import FOLDER, KEY, MODEL, OctavoServer, run_octavo_side
 from transformers import AutoTokenizer
 
 TASKS = FOLDER / "lm_eval_tasks"
@@ -17,6 +17,7 @@ MAX_LENGTH = 64  # of lm-eval's windows
 @pytest.fixture(autouse=True)
 def beside_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TASKS)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)  # the one place where lm-eval looks for it
 
 
 def evaluate(

@@ -5,17 +5,18 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
 from conversations import REASONED, SHORT
-from octavo_server import MODEL, OctavoServer, wait_until
+from octavo_server import KEY, LIMITED_KEY, MODEL, OctavoServer, wait_until
 
 
 @pytest.fixture(scope="module")
 def client(server: OctavoServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=60)
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -130,7 +131,7 @@ def test_a_client_that_leaves_or_gives_up_stops_its_work(client: openai.OpenAI, 
 
 def test_many_at_once_each_get_their_own(server: OctavoServer) -> None:
     async def ask() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120) as client:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, timeout=120) as client:
 
             async def one(seed: int) -> str:
                 stream = await client.chat.completions.create(
@@ -145,15 +146,64 @@ def test_many_at_once_each_get_their_own(server: OctavoServer) -> None:
     assert len(set(texts)) > 4
 
 
+def test_a_wrong_key_and_none(server: OctavoServer) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=3).models.list()
+    assert server.http.get("/v1/models", headers={"authorization": ""}).status_code == 401
+    assert server.http.get("/health", headers={"authorization": ""}).status_code == 200
+
+
+def test_a_key_at_its_limit_is_told_and_comes_again(server: OctavoServer) -> None:
+    """429 with Retry-After."""
+    fields: dict[str, Any] = {"model": MODEL, "prompt": "x", "extra_body": {"ignore_eos": True}}
+    hasty = openai.OpenAI(base_url=f"{server.url}/v1", api_key=LIMITED_KEY, max_retries=0)
+    with hasty.completions.create(**fields, max_tokens=1000, stream=True) as stream:
+        next(stream)
+        with pytest.raises(openai.RateLimitError) as caught:
+            hasty.completions.create(**fields, max_tokens=1)
+        assert int(caught.value.response.headers["retry-after"]) > 0
+        patient = hasty.with_options(max_retries=10)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(patient.completions.create, **fields, max_tokens=1)
+            time.sleep(0.2)
+            assert not answer.done()
+            stream.close()
+            assert answer.result(60).choices[0].finish_reason == "length"
+
+
+def test_it_waits_for_a_server_that_has_too_much_to_do() -> None:
+    server = OctavoServer("--max-model-len", "2048", "--max-num-seqs", "1", "--max-num-queued-reqs", "1").wait_ready()
+    try:
+        hasty = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+        fields: dict[str, Any] = {"model": MODEL, "prompt": "x", "extra_body": {"ignore_eos": True}}
+        with hasty.completions.create(**fields, max_tokens=2000, stream=True) as running, ThreadPoolExecutor(2) as pool:
+            next(running)
+            queued = pool.submit(hasty.completions.create, **fields, max_tokens=1)
+            assert wait_until(lambda: server.metric("num_requests_waiting") == 1, 10)
+            for stream in (False, True):
+                with pytest.raises(openai.InternalServerError) as caught:
+                    hasty.completions.create(**fields, max_tokens=1, stream=stream)
+                assert caught.value.status_code == 503
+                assert int(caught.value.response.headers["retry-after"]) > 0
+            patient = pool.submit(hasty.with_options(max_retries=10).completions.create, **fields, max_tokens=1)
+            time.sleep(0.2)
+            running.close()
+            for answer in (queued, patient):
+                assert answer.result(60).choices[0].finish_reason == "length"
+        server.check_idle()
+    finally:
+        server.close()
+
+
 def test_it_waits_for_a_server_that_is_loading() -> None:
     """503 with Retry-After: the package tries again by itself."""
     server = OctavoServer("--max-model-len", "256", "--shutdown-timeout", "0")
     try:
         with pytest.raises(openai.InternalServerError) as caught:
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0).models.list()
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0).models.list()
         assert caught.value.status_code == 503
         assert "loading" in caught.value.message
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=8)
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=8)
         answer = client.completions.create(model=MODEL, prompt="x", max_tokens=2, extra_body={"ignore_eos": True})
         assert answer.usage
         assert answer.usage.completion_tokens == 2
@@ -165,7 +215,7 @@ def test_it_waits_for_a_server_that_is_loading() -> None:
 def test_a_stream_that_the_server_cannot_finish_raises(how: str, exit_code: int) -> None:
     server = OctavoServer("--shutdown-timeout", "0").wait_ready()
     try:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
         stream = client.completions.create(
             model=MODEL, prompt="x", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
         )
