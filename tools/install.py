@@ -55,10 +55,9 @@ def main() -> int:
             )
             return 1
     code = pip("install", *sys.argv[1:]).returncode
-    if (
-        code == 0
-        and subprocess.run([sys.executable, "-c", "import octavo._native"], stderr=subprocess.DEVNULL).returncode
-    ):
+    # -P: what was installed, not the sources in the current folder.
+    probe = [sys.executable, "-P", "-c", "import octavo._native"]
+    if code == 0 and subprocess.run(probe, stderr=subprocess.DEVNULL).returncode:
         print(
             "octavo: installed WITHOUT its native kernels: they could not be built (is there a C++17 compiler?). It "
             "will compute with torch, several times slower. `pip install -v` shows why.",

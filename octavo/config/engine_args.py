@@ -86,9 +86,7 @@ class EngineArgs:
                 raise ConfigError(f"unknown option {keyword!r}{hint}")
             if value is not None:
                 option = known[keyword]
-                checked = option.checked(value)
-                if checked is not None:
-                    self.stated[option.group][option.item.name] = checked
+                self.stated[option.group][option.item.name] = option.checked(value)
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> None:

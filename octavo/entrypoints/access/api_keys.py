@@ -59,7 +59,7 @@ def check_access(config: AccessConfig, scheduling_policy: str) -> None:
         raise ConfigError(f"{_FLAG}: the priorities in it need --scheduling-policy priority, not {scheduling_policy}")
     if config.api_key_file is not None:
         mode = stat.S_IMODE(Path(config.api_key_file).stat().st_mode)
-        if mode & 0o077:
+        if mode & 0o007:
             logger.warning("%s %s is open to others (mode %04o); chmod 600 it", _FLAG, config.api_key_file, mode)
 
 

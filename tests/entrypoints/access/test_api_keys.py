@@ -363,11 +363,14 @@ class TestKeyFile:
     ) -> None:
         monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
         config = write("[{key: sk-a, name: a}]")
-        check_access(config, "fcfs")
+        file = Path(str(config.api_key_file))
+        for mode in (0o600, 0o640):  # a service is often given its secrets by its group
+            file.chmod(mode)
+            check_access(config, "fcfs")
         assert caplog.text == ""
-        Path(str(config.api_key_file)).chmod(0o640)
+        file.chmod(0o644)
         check_access(config, "fcfs")
-        assert "is open to others (mode 0640); chmod 600 it" in caplog.text
+        assert "is open to others (mode 0644); chmod 600 it" in caplog.text
 
     def test_priorities_need_the_scheduling_policy(self, write: Callable[[str], AccessConfig]) -> None:
         config = write("[{key: sk-a, name: a, priority: 1}]")
