@@ -86,7 +86,8 @@ class Choice:
         if token_ids:
             stop = None
             if self._stream is not None and not self._text_at_end:
-                count, stop = self._extend_text(self._stream, token_ids, output.finish_reason)
+                text, count, stop = self._stream.push(token_ids, output.finish_reason is FinishReason.STOP)
+                self.text += text
                 token_ids = token_ids[:count]
             self.token_ids.extend(token_ids)
             self.num_tokens += len(token_ids)
@@ -99,20 +100,6 @@ class Choice:
         if output.finish_reason is not None:
             self.end(output.finish_reason, output.stop_reason)
 
-    def _extend_text(
-        self, stream: TextStream, token_ids: list[int], finish_reason: FinishReason | None
-    ) -> tuple[int, str | None]:
-        """(how many tokens there are up to a stop string that they complete, the stop string)."""
-        last = len(token_ids) - 1 if finish_reason == FinishReason.STOP else -1
-        texts, stop = [], None
-        for position, token_id in enumerate(token_ids):
-            text, stop = stream.push_stop(token_id) if position == last else stream.push(token_id)
-            texts.append(text)
-            if stop is not None:
-                break
-        self.text += "".join(texts)
-        return len(texts), stop
-
     def _extend_logprobs(self, positions: list[PositionLogprobs]) -> None:
         assert self.logprobs is not None
         for logprobs in positions:
@@ -124,7 +111,7 @@ class Choice:
         stop = None
         if self._stream is not None:
             if self._text_at_end:
-                self._extend_text(self._stream, self.token_ids, reason)
+                self.text, _, _ = self._stream.push(self.token_ids, reason is FinishReason.STOP)
             text, stop = self._stream.finish()
             self.text += text
         if stop is not None:

@@ -24,13 +24,25 @@ class TextStream:
         self._include_stop = params.include_stop_str_in_output
         self._num_uncounted = params.min_tokens
 
-    def push(self, token_id: int) -> tuple[str, str | None]:
-        """(new text, the stop string that ended it)."""
-        return self._match(self._detokenizer.push(token_id))
+    def push(self, token_ids: list[int], stopped: bool) -> tuple[str, int, str | None]:
+        """Takes tokens, up to the one that completes a stop string.
 
-    def push_stop(self, token_id: int) -> tuple[str, str | None]:
-        """The same for the token at which the engine stopped: its text is only shown where that was asked for."""
-        return self.push(token_id) if self._include_stop else ("", None)
+        Args:
+            stopped: the engine stopped at the last one: its text is only shown where that was asked for.
+
+        Returns:
+            (new text, how many of the tokens it took, the stop string that ended it).
+        """
+        shown = token_ids if self._include_stop or not stopped else token_ids[:-1]
+        if self._matcher is None:
+            return "".join(map(self._detokenizer.push, shown)), len(token_ids), None
+        texts = []
+        for count, token_id in enumerate(shown, 1):
+            text, stop = self._match(self._detokenizer.push(token_id))
+            texts.append(text)
+            if stop is not None:
+                return "".join(texts), count, stop
+        return "".join(texts), len(token_ids), None
 
     def finish(self) -> tuple[str, str | None]:
         """What was held back; a stop string can still be completed by it."""
