@@ -48,6 +48,28 @@ class _Text(NamedTuple):
     input_processor: InputProcessor
 
 
+class _News:
+    """An asyncio.Event for one waiter: half the work, and there is one for every token of every stream."""
+
+    __slots__ = ("_told", "_waiter")
+
+    def __init__(self) -> None:
+        self._told = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def tell(self) -> None:
+        self._told = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Returns when there is something new since the last time."""
+        if not self._told:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._told = False
+
+
 class AsyncLLM:
     """Use ``start()`` and ``await ready()``, or just ``generate``: the first call then starts the engine and waits.
 
@@ -309,15 +331,14 @@ class AsyncLLM:
         come as they are there, and the failure of one ends them all."""
         self._check_alive()
         assert self._client is not None
-        news = asyncio.Event()
-        states = self._add(inputs, news.set)
+        news = _News()
+        states = self._add(inputs, news.tell)
         try:
             self._client.add_requests([request for state in states for request in state.engine_requests])
             going_on = states
             while going_on:
                 if not self._dead_event.is_set():
                     await news.wait()
-                    news.clear()
                 before, going_on, something = going_on, [], False
                 for state in before:
                     output = state.take()
