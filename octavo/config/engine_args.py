@@ -86,7 +86,9 @@ class EngineArgs:
                 raise ConfigError(f"unknown option {keyword!r}{hint}")
             if value is not None:
                 option = known[keyword]
-                self.stated[option.group][option.item.name] = option.checked(value)
+                checked = option.checked(value)
+                if checked is not None:
+                    self.stated[option.group][option.item.name] = checked
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -22,6 +23,10 @@ _EXPECTED = {
     list: "a name or a list of names",
     dict: "a JSON object",
 }
+# Numbers as vLLM takes them: 8k is 8000, 8K is 8192.
+_SHORT_NUMBER = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([kKmMgGtT])")
+_FACTORS = {unit: 1000**power for power, unit in enumerate("kmgt", 1)}
+_FACTORS |= {unit: 1024**power for power, unit in enumerate("KMGT", 1)}
 _METAVARS = {int: "N", float: "X", str: "TEXT", list: "NAME", dict: "JSON"}
 
 
@@ -46,12 +51,14 @@ class Flag:
         return "--" + self.keyword.replace("_", "-")
 
     def checked(self, value: Any) -> Any:
-        """The value, if this option can have it.
+        """The value, if this option can have it; None where it is to be chosen.
 
         Raises:
             ConfigError
         """
         kind = self.kind
+        if any(value == known and type(value) is type(known) for known in self.item.metadata["unstated"]):
+            return None
         if kind is list and isinstance(value, str | tuple):
             value = [value] if isinstance(value, str) else list(value)
         elif kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -148,6 +155,9 @@ def _read_list(text: str) -> Any:
 def _read_word(text: str, kind: type) -> Any:
     """What the word says, as ``kind``; the word itself where it says no such thing."""
     try:
+        if kind is int and (short := _SHORT_NUMBER.fullmatch(text)):
+            value = float(short[1]) * _FACTORS[short[2]]
+            return int(value) if value.is_integer() else text
         return json.loads(text) if kind is dict else kind(text)
     except (ValueError, RecursionError):
         return text

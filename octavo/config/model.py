@@ -47,7 +47,9 @@ class ModelConfig:
         choices=("auto", "none", "gguf"),
         refused=dict.fromkeys(_QUANTIZATIONS, f"not there yet: {_WEIGHTS}"),
     )
-    max_model_len: int = option("longest prompt plus output, tokens (default: what model and memory allow)")
+    max_model_len: int = option(
+        "longest prompt plus output, tokens (default, or auto: what model and memory allow)", unstated=("auto", -1)
+    )
     served_model_name: list[str] = option("names that the API answers to (default: MODEL as given)")
     seed: int = option("seed that requests without one derive theirs from (default: drawn at start-up)")
     hf_overrides: dict[str, Any] = option("merged into config.json before it is checked", default={})

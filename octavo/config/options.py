@@ -19,6 +19,7 @@ def option(
     least: float | None = None,
     most: float | None = None,
     secret: bool = False,
+    unstated: tuple[Any, ...] = (),
 ) -> Any:
     """A dataclass field whose metadata the command line is made from.
 
@@ -30,6 +31,7 @@ def option(
         choices: the values that are allowed.
         refused: values that people know from elsewhere → why octavo does not have them.
         metavar: what stands for the value in ``--help``; SECONDS is a unit, too.
+        unstated: values that say no more than leaving the option out.
         least, most: bounds of a number, both allowed; infinity and NaN then are not.
         secret: the value is not to be shown where the config is.
     """
@@ -42,6 +44,7 @@ def option(
         "metavar": metavar,
         "least": least,
         "most": most,
+        "unstated": unstated,
     }
     if default in ([], {}):
         return field(default_factory=type(default), metadata=stated, repr=not secret)
