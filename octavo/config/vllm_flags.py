@@ -143,8 +143,8 @@ _TABLE: list[tuple[str, str]] = [
         "logits-processor-pattern",
     ),
     (
-        "octavo speaks plain HTTP; put a proxy that ends TLS before it",
-        "ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs=0 ssl-ciphers enable-ssl-refresh? uds grpc?",
+        "octavo speaks HTTP/1.1 only",
+        "grpc?",
     ),
     (
         "octavo serves /openapi.json and no pages of documentation",

@@ -27,6 +27,8 @@ __all__ = [
     "early_engine",
     "make_async_client",
     "make_sync_client",
+    "note_socket",
+    "remove_noted_socket",
 ]
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from octavo.engine.llm import LLM
     from octavo.engine.mp_client import AsyncMPClient, SyncMPClient
     from octavo.engine.output_processor import OutputProcessor
+    from octavo.engine.private_folder import note_socket, remove_noted_socket
     from octavo.engine.prompts import Prompt
     from octavo.engine.serial import FrontEndSlot
 
@@ -72,6 +75,8 @@ _HOMES = {
     "early_engine": "engine_process",
     "make_async_client": "client",
     "make_sync_client": "client",
+    "note_socket": "private_folder",
+    "remove_noted_socket": "private_folder",
 }
 
 

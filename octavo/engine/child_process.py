@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from octavo.engine.private_folder import remove_private_folder
 from octavo.errors import ConfigError
 
 __all__ = ["ChildProcess", "LifeLine", "describe_exit"]
@@ -135,7 +135,7 @@ class LifeLine:
             exit_code = 3
         finally:
             if socket_dir is not None:
-                shutil.rmtree(socket_dir, ignore_errors=True)
+                remove_private_folder(Path(socket_dir))
             os._exit(exit_code)
 
 

@@ -4,13 +4,13 @@ Both are started with an EngineLaunch, can be stopped at any moment and report t
 """
 
 import contextlib
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from octavo.engine.child_process import ChildProcess
+from octavo.engine.private_folder import remove_private_folder
 from octavo.engine.serial import EngineLaunch, encode
 
 __all__ = ["EngineHost", "EngineProcess", "EngineThread", "early_engine", "engine_child"]
@@ -40,7 +40,7 @@ def early_engine() -> Iterator[Path]:
     finally:
         while _early:
             _early.pop().kill()
-        shutil.rmtree(child.socket_dir, ignore_errors=True)
+        remove_private_folder(child.socket_dir)
 
 
 def engine_child() -> ChildProcess:

@@ -7,7 +7,6 @@ for bad news too.
 
 import asyncio
 import itertools
-import shutil
 import tempfile
 import time
 import weakref
@@ -21,6 +20,7 @@ import zmq
 from octavo.config import OctavoConfig
 from octavo.engine.child_process import describe_exit
 from octavo.engine.engine_process import EngineHost, EngineProcess, EngineThread, engine_child
+from octavo.engine.private_folder import has_note, remove_private_folder
 from octavo.engine.serial import (
     EngineLaunch,
     EngineMessage,
@@ -92,7 +92,7 @@ class _Connection:
         except BaseException:
             if child is not None:
                 child.kill()
-            shutil.rmtree(socket_dir, ignore_errors=True)
+            remove_private_folder(socket_dir)
             raise
         made._is_shared = num_front_ends > 1
         launch = EngineLaunch(
@@ -155,11 +155,8 @@ class _Connection:
     def on_connected(self) -> None:
         """Both sockets are connected now, for good. If nobody else is to come, no file needs to name them any more, and
         so none can be left, whoever is killed."""
-        if self.host is not None and not self._is_shared:
-            self._remove_socket_dir()
-
-    def _remove_socket_dir(self) -> None:
-        shutil.rmtree(self.socket_dir, ignore_errors=True)
+        if self.host is not None and not self._is_shared and not has_note(self.socket_dir):
+            remove_private_folder(self.socket_dir)
 
     def close(self, timeout: float = 5.0) -> None:
         """Ends the engine, if it is this connection's own, and removes its folder."""
@@ -171,7 +168,7 @@ class _Connection:
         self.unwatch_output()
         self.context.destroy(linger=0)
         if self.host is not None:
-            self._remove_socket_dir()
+            remove_private_folder(self.socket_dir)
 
 
 class _MPClient:

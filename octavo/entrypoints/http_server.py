@@ -6,6 +6,7 @@ import functools
 import logging
 import resource
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import uvicorn
 from octavo.config import LimitsConfig, ServerConfig
 from octavo.entrypoints.access_log import AccessLog
 from octavo.entrypoints.http_protocol import HttpProtocol
+from octavo.entrypoints.tls import Tls
 from octavo.errors import ConfigError
 from octavo.logging import init_logger
 
@@ -24,6 +26,8 @@ logger = init_logger(__name__)
 # When uvicorn cancels whatever is left, with a traceback for each. It should find nothing.
 _LAST_RESORT_SECONDS = 3
 _TICKS_A_SWEEP = 5  # of 0.1 s
+_TICKS_A_REFRESH = 20
+_TLS_GOODBYE_SECONDS = 2.0
 
 # Files that a front end has open beside its connections.
 _RESERVED_FILES = 64
@@ -44,12 +48,14 @@ class HttpServer(uvicorn.Server):
         config: the server's settings.
 
     Raises:
-        ConfigError: this process may open too few files.
+        ConfigError: this process may open too few files, or the certificates cannot be used.
     """
 
     def __init__(self, app: Any, config: ServerConfig) -> None:
         _log_like_octavo(logging.getLogger("uvicorn"))
-        self._write_timeout = config.limits.write_timeout
+        self._limits = config.limits
+        self._tls = Tls(config.http)
+        self._refreshes_tls = config.http.enable_ssl_refresh
         super().__init__(
             uvicorn.Config(
                 AccessLog(app, config.logs),
@@ -75,10 +81,35 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         for sock in sockets or []:
-            _notice_vanished_hosts(sock, self._write_timeout)
-        await super().startup(sockets)
+            _notice_vanished_hosts(sock, self._limits.write_timeout)
+        if self._tls.context is None:
+            await super().startup(sockets)
+        else:
+            await self._start_tls(sockets or [], self._tls.context)
+
+    async def _start_tls(self, sockets: list[socket.socket], context: ssl.SSLContext) -> None:
+        """As uvicorn does, but a client has no more time for its handshake than for a request's head."""
+        protocol: Any = self.config.http_protocol_class
+        make_protocol = functools.partial(
+            protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        loop, seconds = asyncio.get_running_loop(), self._limits.request_header_timeout
+        self.servers = [
+            await loop.create_server(
+                make_protocol,
+                sock=sock,
+                ssl=context,
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=_TLS_GOODBYE_SECONDS,
+                backlog=self.config.backlog,
+            )
+            for sock in sockets
+        ]
+        self.started = True
 
     async def on_tick(self, counter: int) -> bool:
+        if self._refreshes_tls and counter % _TICKS_A_REFRESH == 0:
+            self._tls.refresh()
         if counter % _TICKS_A_SWEEP == 0:
             now = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):

@@ -22,7 +22,7 @@ from octavo.engine import AsyncLLM, FrontEndSlot, build_config
 from octavo.entrypoints.access import check_access
 from octavo.entrypoints.front_end import FrontEnd
 from octavo.entrypoints.front_ends import FurtherFrontEnds
-from octavo.entrypoints.listen import listen, url_of
+from octavo.entrypoints.listen import listening, url_of
 from octavo.errors import ConfigError, EngineDeadError, ModelError
 from octavo.logging import say
 
@@ -56,10 +56,7 @@ def serve(engine_args: EngineArgs, config: ServerConfig, socket_dir: Path | None
         raise ConfigError(
             "--api-server-count: with OCTAVO_ENABLE_MULTIPROCESSING=0 there is one process for everything"
         )
-    sockets = listen(http.host, http.port, http.api_server_count)
-    with contextlib.ExitStack() as stack:
-        for sock in sockets:
-            stack.enter_context(contextlib.closing(sock))
+    with listening(http, socket_dir) as sockets:
         file = config.answer.chat_template
         chat_template = None if file is None else _read_template(Path(file))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -90,7 +87,7 @@ class _ServerProcess:
         self._engine_args = engine_args
         self._config = config
         self._sockets = sockets
-        self._url = url_of(sockets[0])
+        self._url = url_of(sockets[0], "http" if config.http.ssl_certfile is None else "https")
         self._chat_template = chat_template
         self._socket_dir = socket_dir
         self._front_end = FrontEnd(config, chat_template, sockets[0], socket_dir)

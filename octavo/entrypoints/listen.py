@@ -1,13 +1,46 @@
 """Binds the server's sockets, before anything that takes time: a port that is taken ends the start at once."""
 
+import contextlib
 import errno
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
+from octavo.config import HttpConfig
+from octavo.engine import note_socket, remove_noted_socket
+from octavo.entrypoints.unix_socket import listen_on_path
 from octavo.errors import ConfigError
 
-__all__ = ["listen", "url_of"]
+__all__ = ["listen", "listening", "url_of"]
 
 _BACKLOG = 2048
+
+
+@contextlib.contextmanager
+def listening(config: HttpConfig, folder: Path | None) -> Iterator[list[socket.socket]]:
+    """A socket for each front end, where ``config`` says. Closed after the block; a Unix socket is removed, too.
+
+    Args:
+        folder: the server's private one, if it has one.
+
+    Raises:
+        ConfigError
+    """
+    if config.uds is None:
+        sockets, note = listen(config.host, config.port, config.api_server_count), None
+    else:
+        for name in ("host", "port"):
+            if getattr(config, name) != getattr(HttpConfig, name):
+                raise ConfigError(f"--{name} has no effect with --uds, which takes its place; state one of them")
+        sockets = listen_on_path(Path(config.uds), config.api_server_count, _BACKLOG)
+        note = note_socket(Path(config.uds), folder)
+    try:
+        yield sockets
+    finally:
+        for sock in sockets:
+            sock.close()
+        if note is not None:
+            remove_noted_socket(note)
 
 
 def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
@@ -46,10 +79,12 @@ def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
     return sockets
 
 
-def url_of(sock: socket.socket) -> str:
+def url_of(sock: socket.socket, scheme: str = "http") -> str:
     """The server's address as clients write it."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _reason(error: Exception) -> str:

@@ -8,23 +8,30 @@ from typing import Any
 
 import uvloop
 
-from octavo.config import LimitsConfig, LogsConfig, ServerConfig
+from octavo.config import HttpConfig, LimitsConfig, LogsConfig, ServerConfig
 from octavo.entrypoints import HttpServer
 
 __all__ = ["WireServer", "head", "receive_all"]
 
 
 class WireServer:
-    """Serves ``app`` on a port of this machine.
+    """Serves ``app`` on a port of this machine, or on ``sock``.
 
     Attributes:
         num_connections: those that are open now.
         unsent: bytes that wait in this process for the client that reads least.
     """
 
-    def __init__(self, app: Any, logs: LogsConfig | None = None, **limits: Any) -> None:
-        config = ServerConfig(limits=LimitsConfig(**limits), logs=logs or LogsConfig())
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    def __init__(
+        self,
+        app: Any,
+        logs: LogsConfig | None = None,
+        http: HttpConfig | None = None,
+        sock: socket.socket | None = None,
+        **limits: Any,
+    ) -> None:
+        config = ServerConfig(http=http or HttpConfig(), limits=LimitsConfig(**limits), logs=logs or LogsConfig())
+        self._socket = sock or socket.create_server(("127.0.0.1", 0), backlog=2048)
         self.address = self._socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
         self._http = HttpServer(app, config)

@@ -71,6 +71,7 @@ class Server:
 
     Args:
         words: of its command line, after ``serve``.
+        port: None: it is to listen elsewhere.
         env: beside this process's environment.
         before: called in the new process before it becomes the server.
 
@@ -85,7 +86,7 @@ class Server:
     def __init__(
         self,
         *words: str,
-        port: int = 0,
+        port: int | None = 0,
         env: Mapping[str, str] | None = None,
         before: Callable[[], None] | None = None,
     ) -> None:
@@ -93,7 +94,7 @@ class Server:
         self.lines: list[str] = []
         settings = {"TMPDIR": str(self.folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, *words, "--port", str(port)],
+            [sys.executable, "-c", SERVE, *words, *(() if port is None else ("--port", str(port)))],
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | settings | (env or {}),
