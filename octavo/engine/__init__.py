@@ -21,6 +21,7 @@ __all__ = [
     "LifeLine",
     "OutputProcessor",
     "Prompt",
+    "Pulse",
     "SyncMPClient",
     "build_config",
     "describe_exit",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
     from octavo.engine.core_proc import EngineCoreProc
     from octavo.engine.engine_process import early_engine
+    from octavo.engine.heartbeat import Pulse
     from octavo.engine.input_processor import EngineInputs, InputProcessor
     from octavo.engine.llm import LLM
     from octavo.engine.mp_client import AsyncMPClient, SyncMPClient
@@ -69,6 +71,7 @@ _HOMES = {
     "LifeLine": "child_process",
     "OutputProcessor": "output_processor",
     "Prompt": "prompts",
+    "Pulse": "heartbeat",
     "SyncMPClient": "mp_client",
     "build_config": "config_builder",
     "describe_exit": "child_process",

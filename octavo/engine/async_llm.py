@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from octavo.config import EngineArgs, OctavoConfig
 from octavo.engine.client import AsyncEngineCoreClient, make_async_client
 from octavo.engine.config_builder import build_config
+from octavo.engine.heartbeat import Pulse
 from octavo.engine.input_processor import EngineInputs, InputProcessor
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt
@@ -165,6 +166,11 @@ class AsyncLLM:
     def is_ready(self) -> bool:
         """Whether requests can be taken."""
         return self._output_task is not None and self.dead_error is None
+
+    def pulse(self) -> Pulse:
+        """How the engine does, as far as can be seen without asking it; all is well while it is being loaded."""
+        heartbeat = None if self._client is None else self._client.heartbeat
+        return Pulse() if heartbeat is None else heartbeat.pulse()
 
     @property
     def dead_error(self) -> EngineDeadError | None:

@@ -16,6 +16,7 @@ from octavo.types import EngineCoreOutputs, EngineCoreRequest, EngineReady
 
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
+    from octavo.engine.heartbeat import HeartbeatView
     from octavo.engine.serial import FrontEndSlot
 
 __all__ = ["AsyncEngineCoreClient", "EngineCoreClient", "InprocClient", "make_async_client", "make_sync_client"]
@@ -65,7 +66,13 @@ class EngineCoreClient(_Client, Protocol):
 
 
 class AsyncEngineCoreClient(_Client, Protocol):
-    """For an event loop; used from its thread only."""
+    """For an event loop; used from its thread only.
+
+    Attributes:
+        heartbeat: of an engine that is ready.
+    """
+
+    heartbeat: "HeartbeatView | None"
 
     async def wait_ready(self, progress: Callable[[str, float], None] | None = None) -> EngineReady: ...
 

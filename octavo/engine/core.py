@@ -15,6 +15,7 @@ import msgspec
 
 from octavo.config import OctavoConfig
 from octavo.core import Scheduler, make_kv_cache_config
+from octavo.engine.heartbeat import Heartbeat
 from octavo.engine.step_trace import StepTrace
 from octavo.errors import RequestError
 from octavo.executor import Executor, Pending, make_executor
@@ -53,6 +54,9 @@ class _Batch:
 class EngineCore:
     """Loads the model when constructed; then requests may be added and steps taken.
 
+    Attributes:
+        heartbeat: is told of each step's beginning and end, where others watch.
+
     Args:
         config: resolved configuration; ``self.config`` may have a lower ``max_model_len``, where memory asks for it.
         progress: told of the stages of loading.
@@ -73,6 +77,7 @@ class EngineCore:
         self.step_trace = StepTrace(trace_file) if trace_file is not None else None
         self.executor = executor if executor is not None else make_executor(config)
         self.batches: deque[_Batch] = deque()
+        self.heartbeat: Heartbeat | None = None
         try:
             kernel_set, kv_cache_config = self._load(progress if progress is not None else _ignore)
             self.scheduler = Scheduler(self.config, kv_cache_config, kernel_set)
@@ -148,6 +153,8 @@ class EngineCore:
         if self.step_trace is not None and self.step_trace.active:
             trace = self.scheduler.step_trace(scheduler_output) | {"in_flight": len(self.batches) + 1}
         launched = time.monotonic()
+        if self.heartbeat is not None and not self.batches:
+            self.heartbeat.begin_step(scheduler_output.step, scheduler_output.total_num_scheduled_tokens)
         forward = self.executor.execute_model(scheduler_output)
         sampled = self.executor.sample_tokens()
         self.batches.append(_Batch(scheduler_output, forward, sampled, trace, launched - started, launched))
@@ -160,6 +167,11 @@ class EngineCore:
         model_output = batch.sampled.result()
         executed = time.monotonic()
         outputs = self.scheduler.update_from_output(batch.scheduler_output, model_output)
+        if self.heartbeat is not None:
+            self.heartbeat.end_step()
+            if self.batches:
+                following = self.batches[0].scheduler_output
+                self.heartbeat.begin_step(following.step, following.total_num_scheduled_tokens)
         if batch.trace is not None and self.step_trace is not None:
             times = {
                 "schedule": batch.schedule_seconds,

@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -18,6 +19,7 @@ import zmq
 
 from octavo.engine.child_process import LifeLine
 from octavo.engine.core import EngineCore
+from octavo.engine.heartbeat import HEARTBEAT_FILE, Heartbeat
 from octavo.engine.serial import EngineLaunch, EngineMessage, decode_launch, decode_message, encode
 from octavo.errors import ConfigError, ModelError, OctavoError, OverloadedError, RequestError
 from octavo.executor import WORKERS
@@ -76,6 +78,7 @@ class EngineCoreProc:
             self._send_progress("starting", 0.0)
             core = EngineCore(self._launch.config, self._send_progress, started=self._launch.launched)
             self._core = core
+            core.heartbeat = Heartbeat(Path(self._launch.socket_dir) / HEARTBEAT_FILE)
             self._on_loaded()
             self._output_queue.put((None, core.ready))
             self.run_busy_loop(core)
@@ -84,6 +87,8 @@ class EngineCoreProc:
             exit_code = self._say_last_words(error)
         finally:
             if self._core is not None:
+                if self._core.heartbeat is not None:
+                    self._core.heartbeat.stop()
                 self._core.shutdown()
             self._output_queue.put(None)
             output_thread.join()

@@ -20,6 +20,7 @@ import zmq
 from octavo.config import OctavoConfig
 from octavo.engine.child_process import describe_exit
 from octavo.engine.engine_process import EngineHost, EngineProcess, EngineThread, engine_child
+from octavo.engine.heartbeat import HEARTBEAT_FILE, HeartbeatView
 from octavo.engine.private_folder import has_note, remove_private_folder
 from octavo.engine.serial import (
     EngineLaunch,
@@ -182,6 +183,7 @@ class _MPClient:
         # Also when this object is dropped, or the interpreter ends, without a shutdown.
         self._finalizer = weakref.finalize(self, self._connection.close)
         self._engine_identity: bytes | None = None
+        self.heartbeat: HeartbeatView | None = None  # of an engine that is ready
         self._call_ids = itertools.count(1)
         self._progress: Callable[[str, float], None] | None = None
 
@@ -233,6 +235,7 @@ class _MPClient:
             self._die(EngineDeadError("engine core is ready, but its input socket is not connected"), 3)
             return
         self._engine_identity = self._connection.input.recv_multipart()[0]
+        self.heartbeat = HeartbeatView(self._connection.socket_dir / HEARTBEAT_FILE)
         self._connection.on_connected()
         self.ready = ready
 

@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from fastapi import FastAPI, Request
@@ -23,14 +24,11 @@ from octavo.entrypoints.request_body import read_json_object
 from octavo.entrypoints.request_ids import checked_request_id, request_id_of
 from octavo.entrypoints.server_state import ServerState
 from octavo.errors import OctavoError
-from octavo.logging import one_line
 from octavo.metrics import CONTENT_TYPE
 
 __all__ = ["build_app"]
 
 _Request = TypeVar("_Request", bound=RequestBody)
-
-_LONGEST_CAUSE = 500
 
 
 def build_app(state: ServerState) -> ASGIApp:
@@ -60,14 +58,8 @@ def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -
 
 
 def _add_probes(app: FastAPI, state: ServerState) -> None:
-    @app.get("/health", response_class=Response)
-    async def health() -> Response:
-        """200 when the model is loaded and the engine alive, also while the server drains."""
-        if state.services is None:
-            return _json({"status": "loading", "stage": state.stage, "progress": round(state.progress, 3)}, 503)
-        if state.dead_cause is not None:
-            return _json({"status": "dead", "cause": one_line(state.dead_cause)[:_LONGEST_CAUSE]}, 503)
-        return _json({"status": "draining" if state.draining else "ok"})
+    for path, probe in (("/health", state.probes.health), ("/ready", state.probes.ready), ("/live", state.probes.live)):
+        _add_probe(app, path, probe)
 
     @app.get("/version", response_class=Response)
     async def version() -> Response:
@@ -78,6 +70,15 @@ def _add_probes(app: FastAPI, state: ServerState) -> None:
         if state.services is None:
             raise UnavailableError("the model is still loading; there is nothing to measure yet")
         return Response(state.services.engine.metrics.render(), media_type=CONTENT_TYPE)
+
+
+def _add_probe(app: FastAPI, path: str, probe: Callable[[], tuple[int, dict[str, Any]]]) -> None:
+    async def tell() -> Response:
+        status, body = probe()
+        return _json(body, status)
+
+    app.add_api_route(path, tell, methods=["GET"], name=path[1:], description=probe.__doc__, response_class=Response)
+    app.add_api_route(path, tell, methods=["HEAD"], include_in_schema=False)
 
 
 def _add_models(app: FastAPI, state: ServerState) -> None:

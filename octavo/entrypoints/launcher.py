@@ -23,6 +23,8 @@ from octavo.entrypoints.access import check_access
 from octavo.entrypoints.front_end import FrontEnd
 from octavo.entrypoints.front_ends import FurtherFrontEnds
 from octavo.entrypoints.listen import listening, url_of
+from octavo.entrypoints.service_manager import ServiceManager
+from octavo.entrypoints.watch import EngineWatch
 from octavo.errors import ConfigError, EngineDeadError, ModelError
 from octavo.logging import say
 
@@ -93,6 +95,7 @@ class _ServerProcess:
         self._front_end = FrontEnd(config, chat_template, sockets[0], socket_dir)
         self._state = self._front_end.state
         self._engine: AsyncLLM | None = None
+        self._manager = ServiceManager()
         self._signals: list[int] = []
         self._signalled = asyncio.Event()
 
@@ -169,7 +172,12 @@ class _ServerProcess:
         finally:
             reporter.cancel()
         say(f"Octavo is ready: {self._url} ({self._facts(engine)})")
-        raise await engine.wait_dead()
+        self._manager.ready()
+        watch = asyncio.create_task(EngineWatch(self._state, self._manager).run(), name="engine-watch")
+        try:
+            raise await engine.wait_dead()
+        finally:
+            watch.cancel()
 
     def _on_progress(self, stage: str, share: float) -> None:
         self._state.stage, self._state.progress = stage, share
@@ -200,6 +208,7 @@ class _ServerProcess:
 
     async def _drain(self, engine_task: asyncio.Task[None]) -> None:
         """Lets running requests finish, as long as they may. The engine's death meanwhile is raised."""
+        self._manager.stopping()
         timeout = self._config.http.shutdown_timeout
         num_running = len(self._state.active)
         if timeout > 0 and (num_running or len(self._sockets) > 1):

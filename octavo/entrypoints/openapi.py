@@ -32,7 +32,7 @@ _REF = "#/components/schemas/{name}"
 
 
 class Health(msgspec.Struct, omit_defaults=True):
-    """``stage`` and ``progress`` while loading; ``cause`` after a death."""
+    """``stage`` and ``progress`` while loading; ``cause`` where the engine is dead, overdue or stuck."""
 
     status: str
     stage: str = ""
@@ -61,7 +61,15 @@ _READS: dict[str, type] = {
     "/v1/models": ModelList,
     "/v1/models/{name}": ModelCard,
     "/health": Health,
+    "/ready": Health,
+    "/live": Health,
     "/version": Version,
+}
+# Probe → when it is not well.
+_UNWELL = {
+    "/health": "The model is loading, or the engine is dead.",
+    "/ready": "No requests should be sent: the model is loading, the server ends, or the engine is overdue or dead.",
+    "/live": "The server should be started anew: the engine is dead, or stuck in a step.",
 }
 _IDS = {"items": {"type": "integer", "minimum": 0}}
 _INT64 = {"minimum": -(2**63), "maximum": 2**63 - 1}
@@ -153,10 +161,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
         codes = (404, 500, 503) if path.startswith("/v1/models") else (500,)
         good = {"200": {"description": "The answer.", "content": _json_content(answer)}}
         paths[path]["get"]["responses"] = good | _errors(*codes)
-    paths["/health"]["get"]["responses"]["503"] = {
-        "description": "The model is loading, or the engine is dead.",
-        "content": _json_content(Health),
-    }
+    for path, meaning in _UNWELL.items():
+        paths[path]["get"]["responses"]["503"] = {"description": meaning, "content": _json_content(Health)}
     text = {"description": "Prometheus's text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
     paths["/metrics"]["get"]["responses"] = {"200": text} | _errors(500, 503)
     document["components"] = {"schemas": _schemas()}

@@ -14,6 +14,7 @@ from octavo.entrypoints.openai import (
     OpenAIServingModels,
     OpenAIServingTokenization,
 )
+from octavo.entrypoints.probes import Probes
 from octavo.entrypoints.request_logger import RequestLogger
 from octavo.errors import ConfigError
 from octavo.parsers import REASONING_PARSERS, ReasoningFormat, detect_reasoning_format
@@ -92,6 +93,7 @@ class ServerState:
         services: set when the engine is loaded.
         draining: no new request is let in.
         active: the generations under way.
+        probes: what health checks are told.
     """
 
     def __init__(self, config: ServerConfig | None = None, shared_dir: Path | None = None) -> None:
@@ -106,6 +108,7 @@ class ServerState:
         self.services: Services | None = None
         self.draining = False
         self.active = ActiveRequests()
+        self.probes = Probes(self)
 
     def attach(self, engine: "AsyncLLM", chat_template: str | None = None) -> None:
         """Begins to serve with a loaded engine.

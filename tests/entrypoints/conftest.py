@@ -26,7 +26,7 @@ from octavo.config import (
     ServerConfig,
     resolve_config,
 )
-from octavo.engine import InputProcessor
+from octavo.engine import InputProcessor, Pulse
 from octavo.entrypoints import ServerState, build_app
 from octavo.errors import EngineDeadError
 from octavo.metrics import EngineMetrics
@@ -145,6 +145,7 @@ class FakeAsyncLLM:
         self.tokenizer = make_tokenizer(with_gap_tokens)
         self.metrics = EngineMetrics("m")
         self.dead_error: EngineDeadError | None = None
+        self.how_it_does = Pulse()
         self.started: list[str] = []
         self.running: set[str] = set()
         self.aborted: list[str] = []
@@ -162,6 +163,9 @@ class FakeAsyncLLM:
         self.rendered.append((messages, options))
         opening = self.opening if options["add_generation_prompt"] else ""
         return ChatRenderer(self.tokenizer, CHAT_TEMPLATE + opening).render(messages, **options)
+
+    def pulse(self) -> Pulse:
+        return self.how_it_does
 
     async def process_inputs(self, prompt: Any, params: Any, request_id: str, **options: Any) -> Any:
         return self._inputs.process(request_id, prompt, params, **options)
