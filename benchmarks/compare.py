@@ -94,7 +94,7 @@ def _measure(args: argparse.Namespace, engine: str) -> None:
         read_case(case)
     name = args.name or args.model.name
     earlier = {each.engine: each for each in read_results(args.results) if each.model == name}.get(engine)
-    busy = _busy_share()
+    busy = busy_share()
     limits = _limits(args.model)
     result = None
     log = args.results / f"{name}-{engine}.log"
@@ -103,7 +103,7 @@ def _measure(args: argparse.Namespace, engine: str) -> None:
             result = Result(
                 model=name,
                 engine=engine,
-                machine=_machine(),
+                machine=machine(),
                 busy_share=busy,
                 bandwidth_gb_s=[limits["bandwidth_gb_s"]],
                 limits=limits,
@@ -154,7 +154,7 @@ def _limits(model: Path) -> dict[str, Any]:
     return found
 
 
-def _busy_share() -> float:
+def busy_share() -> float:
     """The share of the machine that others use just now, over a second."""
 
     def jiffies() -> list[int]:
@@ -166,7 +166,7 @@ def _busy_share() -> float:
     return 1 - (passed[3] + passed[4]) / max(sum(passed), 1)
 
 
-def _machine() -> str:
+def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     fields = dict((part.strip() for part in line.split(":", 1)) for line in lines if ":" in line)
     units = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in fields.get("flags", "").split()]

@@ -193,9 +193,9 @@ def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def replace_between_markers(page: str, table: str) -> str:
+def replace_between_markers(page: str, table: str, begin: str = BEGIN, end: str = END) -> str:
     """ValueError if the page does not hold each marker once, in order."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise ValueError(f"expected one line {BEGIN!r} and after it one line {END!r}")
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{table.strip()}\n\n{END}{rest.split(END)[1]}"
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise ValueError(f"expected one line {begin!r} and after it one line {end!r}")
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{table.strip()}\n\n{end}{rest.split(end)[1]}"

@@ -10,31 +10,28 @@ from pathlib import Path
 from benchmarks.peers import work
 
 
-def preload() -> None:
-    """Starts this program again with the two libraries preloaded; raises FileNotFoundError if one is absent."""
-    if "LD_PRELOAD" in os.environ:
-        return
+def best_environment(threads: int) -> dict[str, str]:
+    """Variables that it runs best with. Raises FileNotFoundError if one of the two libraries is absent."""
     allocator, openmp = ctypes.util.find_library("tcmalloc_minimal"), Path(sys.prefix, "lib", "libiomp5.so")
     if allocator is None:
         raise FileNotFoundError("libtcmalloc_minimal.so (Debian: apt install libtcmalloc-minimal4)")
     if not openmp.exists():
         raise FileNotFoundError(f"{openmp} (pip install intel-openmp)")
-    environment = os.environ | {"LD_PRELOAD": f"{allocator}:{openmp}"}
-    command = [sys.executable, "-m", "benchmarks.peers.vllm_cpu", *sys.argv[1:]]
-    os.execve(sys.executable, command, environment)
+    return {
+        "LD_PRELOAD": f"{allocator}:{openmp}",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in sorted(os.sched_getaffinity(0))),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def main() -> None:
     args = work.options()
-    preload()
-    os.environ |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in sorted(os.sched_getaffinity(0))),
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "OMP_NUM_THREADS": str(args.threads),
-        "HF_HUB_OFFLINE": "1",
-    }
+    if "LD_PRELOAD" not in os.environ:
+        environment = os.environ | best_environment(args.threads)
+        environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "4"}  # GiB
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.peers.vllm_cpu", *sys.argv[1:]], environment)
     from vllm import LLM, SamplingParams
 
     llm = LLM(

@@ -95,7 +95,7 @@ def test_an_engine_is_measured_again_case_by_case(
 ) -> None:
     """With a stand-in for vLLM that does nothing, quickly; another that fails leaves what was measured as it was."""
     monkeypatch.setattr(compare, "_limits", lambda model: result("vllm", []).limits | {"bandwidth_gb_s": 10.0})
-    monkeypatch.setattr(compare, "_busy_share", lambda: 0.0)
+    monkeypatch.setattr(compare, "busy_share", lambda: 0.0)
     monkeypatch.setitem(compare._PROGRAMS, "vllm", "tests.benchmarks.stand_in")
     page = tmp_path / "page.md"
     page.write_text(f"{BEGIN}\n{END}\n")
