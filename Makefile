@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard csrc/cpu/*)
 INSTALL := $(BIN)/python tools/install.py
 
-.PHONY: serve test test-clients check fuzz sanitize soak chaos compare format clean
+.PHONY: serve test test-clients check fuzz sanitize soak chaos compare serve-compare format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make soak    a million streamed tokens, clients leaving early; then the books are balanced"
 	@echo "make chaos   kill -9 of a random process, again and again, under clients that retry"
 	@echo "make compare ARGS='--model FOLDER …'  octavo beside other engines, into docs/performance.md"
+	@echo "make serve-compare ARGS='--model FOLDER …'  octavo serve beside vllm serve under load, into docs/performance.md"
 	@echo "make format  format the code"
 
 $(BIN)/python:
@@ -75,6 +76,9 @@ chaos: $(VENV)/.octavo-dev
 
 compare: $(VENV)/.octavo
 	$(BIN)/python -m benchmarks.compare --page docs/performance.md $(ARGS)
+
+serve-compare: $(VENV)/.octavo
+	$(BIN)/python -m benchmarks.serve_compare --page docs/performance.md $(ARGS)
 
 format: $(VENV)/.octavo-dev
 	$(BIN)/ruff check --fix .

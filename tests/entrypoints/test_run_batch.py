@@ -304,6 +304,18 @@ def test_an_engine_that_is_full_is_asked_again_when_something_has_ended(
     found = by_id(tmp_path / "out.jsonl")
     assert {entry["response"]["status_code"] for entry in found.values()} == {200}
 
+    refused = iter([True, True])  # both of the requests in flight
+
+    async def first_two(*args: Any, **options: Any) -> Any:
+        if next(refused, False):
+            raise OverloadedError("the queue is full")
+        return await process(*args, **options)
+
+    monkeypatch.setattr(engine, "process_inputs", first_two)
+    assert batch(line("one"), line("two")) == 0
+    found = by_id(tmp_path / "out.jsonl")
+    assert sorted(found[each]["response"]["status_code"] for each in ("one", "two")) == [200, 503]
+
     async def always(*args: Any, **options: Any) -> Any:
         raise OverloadedError("the queue is full")
 

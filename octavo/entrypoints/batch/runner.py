@@ -123,7 +123,7 @@ class _Batch:
         self._output = output
         self._counts: Counter[str] = Counter()
         self._began: float | None = None  # when the engine was there
-        self._in_flight = 0
+        self._in_flight = 0  # without those that wait for room
         self._one_ended = asyncio.Event()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=Console(stderr=True), refresh_per_second=2)
@@ -163,6 +163,7 @@ class _Batch:
                         continue
                     await slots.acquire()
                     assert line.text is not None
+                    self._in_flight += 1
                     task = group.create_task(self._serve(services, line.text, request))
                     task.add_done_callback(lambda _: slots.release())
         except BaseExceptionGroup as several:
@@ -207,7 +208,6 @@ class _Batch:
         headers: dict[str, str] = {}
         status = 200
         body: Any
-        self._in_flight += 1
         try:
             answer, ignored = await self._create(serving, request.body, request_id)
             body = answer.content
@@ -242,9 +242,13 @@ class _Batch:
                 answer: Answer = await serving.create(asked, request_id, time.monotonic())
                 return answer, ignored
             except OverloadedError:
-                if self._in_flight == 1:
+                if self._in_flight == 1:  # an idle engine takes any request, so this is no matter of room
                     raise
-                await self._one_ended.wait()  # there is room then; nobody waits for this one
+                self._in_flight -= 1
+                try:
+                    await self._one_ended.wait()
+                finally:
+                    self._in_flight += 1
 
     def _summary(self, seconds: float, is_whole: bool) -> str:
         counts = self._counts
