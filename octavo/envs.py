@@ -23,8 +23,9 @@ _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def api_key() -> str | None:
-    """``OCTAVO_API_KEY``: the key that requests to a server must bring, where no flag states one."""
-    return os.environ.get("OCTAVO_API_KEY") or None
+    """``OCTAVO_API_KEY``, or else ``VLLM_API_KEY``: the key that requests to a server must bring, where no flag states
+    one."""
+    return os.environ.get("OCTAVO_API_KEY") or os.environ.get("VLLM_API_KEY") or None
 
 
 def cache_dir() -> Path:

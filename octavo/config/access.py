@@ -25,9 +25,9 @@ class AccessConfig:
         metavar="FILE",
     )
     allowed_origins: list[str] = option(
-        "origins (https://host) whose pages in a browser may use the server: names, or a JSON list of them. None is "
-        "allowed unless stated, because any page could else use a server on its visitor's own machine; '*' (vLLM's "
-        "default) allows all",
+        "origins (https://host[:port]) whose pages in a browser may use the server: names, or a JSON list of them. "
+        "None is allowed unless stated, because any page could else use a server on its visitor's own machine; '*' "
+        "(vLLM's default) allows all",
         default=[],
         metavar="ORIGIN",
     )

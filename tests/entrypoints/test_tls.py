@@ -1,5 +1,6 @@
 """HTTPS: what is wrong with certificate files is found before anything is loaded; new files are taken while it runs."""
 
+import json
 import os
 import socket
 import ssl
@@ -15,7 +16,7 @@ import trustme
 from octavo.config import HttpConfig
 from octavo.entrypoints.tls import Tls
 from octavo.errors import ConfigError
-from tests.entrypoints.wire import WireServer
+from tests.entrypoints.wire import WireServer, head
 
 
 class Files:
@@ -64,6 +65,15 @@ def serve(server: Any) -> Iterator[Callable[..., WireServer]]:
     yield serve
     for one in started:
         one.stop()
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def get(wire: WireServer, context: ssl.SSLContext, path: str = "/health") -> httpx.Response:
@@ -128,6 +138,22 @@ def test_a_client_that_begins_no_handshake_is_let_go_and_harms_nobody(
         client.close()
     assert time.monotonic() - begin < 10
     assert get(wire, files.client_context()).status_code == 200
+
+
+def test_a_stream_that_nobody_reads_is_given_up(files: Files, serve: Callable[..., WireServer], server: Any) -> None:
+    server.engine.lengthen(10**9)
+    wire = serve(files.config(), write_timeout=1.0)
+    body = json.dumps({"prompt": "hi", "max_tokens": 10**8, "temperature": 0, "stream": True}).encode()
+    with (
+        wire.connect(receive_buffer=4096) as raw,
+        files.client_context().wrap_socket(raw, server_hostname="localhost") as client,
+    ):
+        length = f"Content-Length: {len(body)}"
+        client.sendall(head("POST", "/v1/completions", "Content-Type: application/json", length) + body)
+        assert wait_until(lambda: server.engine.running)
+        assert wait_until(lambda: not server.engine.running, 30)
+        assert wire.unsent < 4_000_000
+    assert server.engine.aborted == server.engine.started
 
 
 class TestRefresh:
@@ -198,10 +224,7 @@ class TestRefresh:
     def test_happens_in_a_server_that_runs(self, files: Files, serve: Callable[..., WireServer]) -> None:
         refreshed, stays = serve(files.config(enable_ssl_refresh=True)), serve(files.config())
         old, new = files.serial, files.renew()
-        deadline = time.monotonic() + 20
-        while shown_serial(refreshed, files.client_context()) != new:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        assert wait_until(lambda: shown_serial(refreshed, files.client_context()) == new)
         assert shown_serial(stays, files.client_context()) == old  # the control
 
 

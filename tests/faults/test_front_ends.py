@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -119,3 +120,17 @@ def test_a_signal_while_loading_ends_all(start: Callable[..., Server]) -> None:
     server.signal(signal.SIGTERM)
     assert server.wait_exit() == 128 + signal.SIGTERM
     assert wait_until(server.left_nothing)
+
+
+def test_a_keys_limit_is_one_for_all_front_ends(start: Callable[..., Server], tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("[{key: sk-a, name: a, requests_per_minute: 5}]")
+    server = start("--api-server-count", "2", "--api-key-file", str(keys)).wait_ready()
+    further(server)
+    server.http.headers["x-api-key"] = "sk-a"
+    body, begin = server.body(), time.monotonic()
+    url = f"{server.url}/v1/completions"
+    codes = [server.http.post(url, json=body).status_code for _ in range(MANY)]  # each by a connection of its own
+    refilled = (time.monotonic() - begin) * 5 / 60
+    assert set(codes) == {200, 429}
+    assert 5 <= codes.count(200) <= 5 + refilled

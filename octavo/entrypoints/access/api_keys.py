@@ -24,6 +24,7 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._@:/-]{1,64}")
 _FIELDS = ("key", "sha256", "name", "requests_per_minute", "max_concurrent_requests", "priority")
 _MOST = 10**9
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +55,9 @@ def check_access(config: AccessConfig, scheduling_policy: str) -> None:
     Raises:
         ConfigError
     """
-    by_priority = any(key.priority is not None for key in read_api_keys(config))
-    if by_priority and scheduling_policy != "priority":
+    keys = read_api_keys(config)
+    logger.info("API keys: %s", ", ".join(key.name for key in keys[:_MOST_NAMED]) or "none, the server is open")
+    if scheduling_policy != "priority" and any(key.priority is not None for key in keys):
         raise ConfigError(f"{_FLAG}: the priorities in it need --scheduling-policy priority, not {scheduling_policy}")
     if config.api_key_file is not None:
         mode = stat.S_IMODE(Path(config.api_key_file).stat().st_mode)
@@ -71,7 +73,7 @@ def read_api_keys(config: AccessConfig) -> list[ApiKey]:
     """
     stated, flag = config.api_key or [], "--api-key"
     if not stated and config.api_key_file is None and (from_environment := envs.api_key()):
-        stated, flag = [from_environment], "OCTAVO_API_KEY"
+        stated, flag = [from_environment], "OCTAVO_API_KEY or VLLM_API_KEY"
     keys = []
     for number, key in enumerate(stated, 1):
         if not _KEY.fullmatch(key):

@@ -7,7 +7,7 @@ path; nothing else does. A request is under way until its response has ended, ho
 import hashlib
 import hmac
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -63,10 +63,10 @@ class KeyGate:
             response.raw_headers += headers
             return await response(scope, receive, send)
 
-        async def send_with_headers(message: Message) -> None:
+        def send_with_headers(message: Message) -> Awaitable[None]:  # not async: it is called for every token
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", []), *headers]}
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, send_with_headers)

@@ -36,6 +36,7 @@ _READABLE_HEADERS = (
     "x-octavo-ignored",
     "x-octavo-truncated",
 )
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/A-Z]+")
 _ROOT_PATH = re.compile(r"(/[!-.0-~]+)+")
 
 
@@ -97,6 +98,12 @@ def _with_cors(app: ASGIApp, config: AccessConfig) -> ASGIApp:
             if value:
                 raise ConfigError(f"{flag} has no effect without --allowed-origins; state both, or neither")
         return app
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"--allowed-origins {origin!r:.200}: an origin as browsers send it is expected, like https://host:port "
+                "without a slash at its end, or '*'"
+            )
     if config.allow_credentials and _ALL in origins:
         raise ConfigError("--allow-credentials needs origins by name in --allowed-origins, not '*'")
     return CORSMiddleware(

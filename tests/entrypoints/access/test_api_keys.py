@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -260,7 +259,11 @@ class TestWhereKeysComeFrom:
         assert key.digest == hashlib.sha256(KEY.encode()).digest()
         (key,) = read_api_keys(AccessConfig(api_key=["a"]))
         assert key.digest == hashlib.sha256(b"a").digest()
+        monkeypatch.setenv("VLLM_API_KEY", OTHER)
+        assert read_api_keys(AccessConfig())[0].digest == hashlib.sha256(KEY.encode()).digest()
         monkeypatch.setenv("OCTAVO_API_KEY", "")
+        assert read_api_keys(AccessConfig())[0].digest == hashlib.sha256(OTHER.encode()).digest()
+        monkeypatch.setenv("VLLM_API_KEY", "")
         assert read_api_keys(AccessConfig()) == []
 
     @pytest.mark.parametrize("key", ["two words", "ключ", "x" * 513, "a\nb"])
@@ -359,18 +362,27 @@ class TestKeyFile:
             read_api_keys(AccessConfig(api_key_file="/no/such/file"))
 
     def test_one_that_others_can_read_is_warned_about(
-        self, write: Callable[[str], AccessConfig], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, write: Callable[[str], AccessConfig], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
         config = write("[{key: sk-a, name: a}]")
         file = Path(str(config.api_key_file))
         for mode in (0o600, 0o640):  # a service is often given its secrets by its group
             file.chmod(mode)
             check_access(config, "fcfs")
-        assert caplog.text == ""
+        assert "chmod" not in capsys.readouterr().err
         file.chmod(0o644)
         check_access(config, "fcfs")
-        assert "is open to others (mode 0644); chmod 600 it" in caplog.text
+        assert "is open to others (mode 0644); chmod 600 it" in capsys.readouterr().err
+
+    def test_the_log_says_whose_they_are_or_that_there_are_none(
+        self, write: Callable[[str], AccessConfig], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        check_access(write("[{key: sk-a, name: alice}, {key: sk-b, name: bob}]"), "fcfs")
+        told = capsys.readouterr().err
+        assert "API keys: alice, bob" in told
+        assert "sk-" not in told
+        check_access(AccessConfig(), "fcfs")
+        assert "API keys: none, the server is open" in capsys.readouterr().err
 
     def test_priorities_need_the_scheduling_policy(self, write: Callable[[str], AccessConfig]) -> None:
         config = write("[{key: sk-a, name: a, priority: 1}]")

@@ -95,6 +95,10 @@ def test_a_page_can_read_its_limits(make_server: Callable[..., Any], tmp_path: A
         ({"allowed_headers": ["x"]}, "--allowed-headers has no effect without --allowed-origins"),
         ({"allow_credentials": True}, "--allow-credentials has no effect without --allowed-origins"),
         ({"allow_credentials": True, "allowed_origins": ["*"]}, "--allow-credentials needs origins by name"),
+        ({"allowed_origins": ["https://page.example/"]}, "an origin as browsers send it is expected"),
+        ({"allowed_origins": ["page.example"]}, "an origin as browsers send it is expected"),
+        ({"allowed_origins": ["https://Page.example"]}, "an origin as browsers send it is expected"),
+        ({"allowed_origins": ["https://*.example, null"]}, "an origin as browsers send it is expected"),
     ],
 )
 def test_what_would_do_nothing_or_harm_is_refused(make: Callable[..., Any], stated: dict[str, Any], says: str) -> None:
