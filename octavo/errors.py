@@ -98,13 +98,17 @@ class OverloadedError(RequestError):
 
     Args:
         retry_after: when to try again, seconds.
+        limit: name of the setting that would be exceeded, where one would.
     """
 
     status = 503
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after: int = 5) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after: int = 5, limit: str | None = None
+    ) -> None:
         super().__init__(message, param=param)
         self.retry_after = retry_after
+        self.limit = limit
 
 
 class RequestFailedError(OctavoError):

@@ -157,7 +157,7 @@ _TABLE: list[tuple[str, str]] = [
     ),
     (
         "see --step-trace for what a step did, and /metrics",
-        "otlp-traces-endpoint collect-detailed-traces show-hidden-metrics-for-version profiler-config "
+        "collect-detailed-traces show-hidden-metrics-for-version profiler-config "
         "enable-layerwise-nvtx-tracing? enable-logging-iteration-details? enable-mfu-metrics? "
         "enable-per-request-metrics? enable-server-load-tracking?",
     ),

@@ -109,15 +109,16 @@ class Admission:
         num_tokens = self._num_tokens + sum(request.num_prompt_tokens for request in sequences)
         num_tokens -= next_step.num_entering_tokens
         if self._most_requests is not None and num_requests > self._most_requests:
-            bound = f"{num_requests} requests would wait, and at most {self._most_requests} may (--max-num-queued-reqs)"
+            what = f"{num_requests} requests would wait"
+            limit, bound = "max_num_queued_reqs", f"{what}, and at most {self._most_requests}"
         elif self._most_tokens is not None and num_tokens > self._most_tokens:
-            bound = (
-                f"{num_tokens} prompt tokens would wait, and at most {self._most_tokens} may (--max-num-queued-tokens)"
-            )
+            what = f"{num_tokens} prompt tokens would wait"
+            limit, bound = "max_num_queued_tokens", f"{what}, and at most {self._most_tokens}"
         else:
             return
-        seconds = self._retry_seconds()
-        raise OverloadedError(f"the server is busy: {bound}; try again in {seconds} s", retry_after=seconds)
+        seconds, flag = self._retry_seconds(), limit.replace("_", "-")
+        message = f"the server is busy: {bound} may (--{flag}); try again in {seconds} s"
+        raise OverloadedError(message, retry_after=seconds, limit=limit)
 
     def _retry_seconds(self) -> int:
         """About as long as the last one to enter has waited; longer, where nobody has entered for longer."""

@@ -139,9 +139,9 @@ class Scheduler:
         """Ends requests wherever they are, also while results of theirs are in flight; unknown ids are ignored.
 
         Returns:
-            Their last outputs, by client index.
+            Their last outputs, by client index; client 0 is always there, for the stats. Nothing if none has ended.
         """
-        outputs: _Outputs = {}
+        outputs: _Outputs = {0: []}
         self._next_step = None
         for request_id in request_ids:
             request = self.requests.get(request_id)
@@ -155,7 +155,7 @@ class Scheduler:
                     self._admission.on_left(request)
             self._finish(request, FinishReason.ABORT)
             outputs.setdefault(request.client_index, []).append(self._output(request))
-        return self._with_stats(outputs, 0, time.monotonic()) if outputs else {}
+        return self._with_stats(outputs, 0, time.monotonic()) if any(outputs.values()) else {}
 
     # ---- schedule ---------------------------------------------------------------------------------------------------
 

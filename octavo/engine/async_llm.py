@@ -12,7 +12,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from octavo.config import EngineArgs, OctavoConfig
+from octavo.config import CacheConfig, EngineArgs, OctavoConfig
 from octavo.engine.client import AsyncEngineCoreClient, make_async_client
 from octavo.engine.config_builder import build_config
 from octavo.engine.heartbeat import Pulse
@@ -25,7 +25,7 @@ from octavo.engine.serial import FrontEndSlot
 from octavo.engine.throughput_log import ThroughputLog
 from octavo.errors import ConfigError, EngineDeadError, ModelError, OverloadedError, RequestError
 from octavo.logging import init_logger, one_line
-from octavo.metrics import EngineMetrics
+from octavo.metrics import EngineMetrics, MetricsFolder, RequestTracer
 from octavo.renderers import ChatRenderer, RenderedPrompt
 from octavo.tokenizers import Tokenizer, load_tokenizer
 from octavo.types import EngineReady, RequestOutput, SamplingParams
@@ -77,21 +77,34 @@ class AsyncLLM:
     Args:
         config: resolved configuration; or give the options of the command line as keywords (``model=…``, …).
         slot: for one of several front ends of an engine.
+        metrics_folder: where this front end's numbers meet those of others of the same engine; None: it is alone.
 
     Attributes:
         config: after ``ready()`` with the engine's final ``max_model_len``.
         metrics: the engine's series.
+        tracer: what makes spans of requests, where traces are asked for.
         progress: (stage, share) of loading.
         engine_ready: the engine's final values, after ``ready()``.
     """
 
-    def __init__(self, config: OctavoConfig | None = None, *, slot: FrontEndSlot | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        config: OctavoConfig | None = None,
+        *,
+        slot: FrontEndSlot | None = None,
+        metrics_folder: MetricsFolder | None = None,
+        **options: Any,
+    ) -> None:
         if config is not None and options:
             raise TypeError("give AsyncLLM a configuration or options, not both")
         self.config = config if config is not None else build_config(EngineArgs(**options))
         self._slot = slot if slot is not None else FrontEndSlot()
         model = self.config.model
-        self.metrics = EngineMetrics(model.served_model_name[0], max_model_len=model.max_model_len)
+        self.metrics = EngineMetrics(
+            model.served_model_name[0], max_model_len=model.max_model_len, folder=metrics_folder
+        )
+        endpoint = self.config.observability.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else RequestTracer(endpoint, model.served_model_name[0])
         self.progress: tuple[str, float] = ("not started", 0.0)
         self.engine_ready: EngineReady | None = None
         self._client: AsyncEngineCoreClient | None = None
@@ -153,9 +166,10 @@ class AsyncLLM:
         self.engine_ready = engine_ready
         model = dataclasses.replace(self.config.model, max_model_len=engine_ready.max_model_len)
         self.config = dataclasses.replace(self.config, model=model)
+        self.metrics.on_ready(_cache_facts(self.config.cache, engine_ready))
         text.input_processor.max_model_len = engine_ready.max_model_len
         self._input_processor = text.input_processor
-        self._output_processor = OutputProcessor(text.tokenizer, self.metrics, self._slot.index)
+        self._output_processor = OutputProcessor(text.tokenizer, self.metrics, self._slot.index, self.tracer)
         self._output_task = asyncio.create_task(self._take_outputs(), name="engine-output-processing")
         self.progress = ("ready", 1.0)
 
@@ -202,6 +216,8 @@ class AsyncLLM:
             self._throughput.close()
         if self._output_task is not None:
             self._output_task.cancel()
+        if self.tracer is not None:
+            self.tracer.close()
         # What waits there is not cancelled: who awaits it would take that for a cancellation of its own.
         self._threads.shutdown(wait=False)
         if self._client is not None:
@@ -394,7 +410,7 @@ class AsyncLLM:
                 if processed.abort_ids and self._client.dead_error is None:  # outputs may be left after a death
                     self._client.abort_requests(processed.abort_ids)
                 if self._throughput is not None:
-                    self._throughput.on_step(processed, step.scheduler_stats)
+                    self._throughput.on_step(processed.counts, step.scheduler_stats)
                 # When steps are queued up, get_outputs does not wait, and the streams must have their turn too.
                 await asyncio.sleep(0)
         except EngineDeadError:
@@ -431,6 +447,20 @@ class AsyncLLM:
 def _load_text(config: OctavoConfig) -> _Text:
     tokenizer = load_tokenizer(Path(config.model.tokenizer_path))
     return _Text(tokenizer, ChatRenderer(tokenizer), InputProcessor(config, tokenizer))
+
+
+def _cache_facts(cache: CacheConfig, ready: EngineReady) -> dict[str, object]:
+    """The KV cache in the words of vLLM's options."""
+    return {
+        "block_size": ready.block_size,
+        "cache_dtype": "auto",
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "gpu_memory_utilization": cache.memory_share,
+        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
+        "kv_cache_size_tokens": ready.num_kv_blocks * ready.block_size,
+        "num_gpu_blocks": ready.num_kv_blocks,
+        "num_gpu_blocks_override": cache.num_gpu_blocks_override,
+    }
 
 
 def _is_short(prompt: Any, params: SamplingParams | None) -> bool:

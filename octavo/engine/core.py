@@ -167,6 +167,8 @@ class EngineCore:
         model_output = batch.sampled.result()
         executed = time.monotonic()
         outputs = self.scheduler.update_from_output(batch.scheduler_output, model_output)
+        if (stats := outputs[0].scheduler_stats) is not None:
+            stats.step_seconds = executed - batch.launched
         if self.heartbeat is not None:
             self.heartbeat.end_step()
             if self.batches:

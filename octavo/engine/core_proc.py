@@ -239,7 +239,9 @@ def _client_of(message: EngineMessage) -> int:
 
 
 def _refusal(message: EngineCoreRequests, error: RequestError) -> EngineCoreOutputs:
-    refusal = Refusal(error.param, error.retry_after if isinstance(error, OverloadedError) else 0)
+    refusal = Refusal(error.param)
+    if isinstance(error, OverloadedError):
+        refusal.retry_after, refusal.limit = error.retry_after, error.limit
     return EngineCoreOutputs(
         [
             EngineCoreOutput(each.request_id, [], finish_reason=FinishReason.ERROR, error=str(error), refusal=refusal)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from octavo.checkpoints import DEFAULT_MODEL
 from octavo.config import EngineArgs, OctavoConfig
@@ -28,6 +28,9 @@ from octavo.logging import init_logger
 from octavo.renderers import ChatRenderer
 from octavo.tokenizers import Tokenizer, load_tokenizer
 from octavo.types import EngineCoreOutputs, RequestOutput, RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.metrics import RequestTracer
 
 __all__ = ["LLM"]
 
@@ -57,14 +60,15 @@ class LLM:
         self._tokenizer = load_tokenizer(Path(config.model.tokenizer_path))
         self._renderer = ChatRenderer(self._tokenizer)
         self._input_processor = InputProcessor(config, self._tokenizer)
+        tracer = _make_tracer(config)
         self._client: EngineCoreClient = make_sync_client(config)
         # Also when this object is dropped, or the interpreter ends, without a shutdown.
-        self._finalizer = weakref.finalize(self, self._client.shutdown)
+        self._finalizer = weakref.finalize(self, _release, self._client, tracer)
         max_model_len = self._client.wait_ready().max_model_len
         model_config = dataclasses.replace(config.model, max_model_len=max_model_len)
         self.config: OctavoConfig = dataclasses.replace(config, model=model_config)
         self._input_processor.max_model_len = max_model_len
-        self._output_processor = OutputProcessor(self._tokenizer)
+        self._output_processor = OutputProcessor(self._tokenizer, tracer=tracer)
         self._num_requests = 0
 
     def generate(
@@ -209,12 +213,27 @@ class LLM:
         for state in processed.changed:
             if isinstance(state.error, RequestError):  # the engine has refused it
                 raise state.error
-        return len(processed.changed), processed.num_generation_tokens
+        return len(processed.changed), processed.counts.num_generation_tokens
 
     def _abort_unfinished(self, states: list[RequestState]) -> None:
         engine_ids = self._output_processor.abort(state.inputs.request_id for state in states)
         if engine_ids and self._client.dead_error is None:
             self._client.abort_requests(engine_ids)
+
+
+def _make_tracer(config: OctavoConfig) -> "RequestTracer | None":
+    endpoint = config.observability.otlp_traces_endpoint
+    if endpoint is None:
+        return None
+    from octavo.metrics import RequestTracer
+
+    return RequestTracer(endpoint, config.model.served_model_name[0])
+
+
+def _release(client: EngineCoreClient, tracer: "RequestTracer | None") -> None:
+    client.shutdown()
+    if tracer is not None:
+        tracer.close()
 
 
 def _one_each(name: str, values: Any, count: int) -> list[Any]:

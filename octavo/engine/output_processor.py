@@ -17,10 +17,18 @@ from octavo.engine.request_state import Choice, RequestState
 from octavo.errors import NoTokenLeftError, OverloadedError, RequestError, RequestFailedError
 from octavo.logging import init_logger, one_line
 from octavo.tokenizers import StopMatcher, Tokenizer
-from octavo.types import NO_TOKEN_LEFT, EngineCoreOutput, EngineCoreOutputs, FinishReason
+from octavo.types import (
+    NO_TOKEN_LEFT,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishedSequence,
+    FinishReason,
+    RequestMetrics,
+    StepCounts,
+)
 
 if TYPE_CHECKING:
-    from octavo.metrics import EngineMetrics
+    from octavo.metrics import EngineMetrics, RequestTracer
 
 __all__ = ["OutputProcessor", "ProcessedStep", "RequestState"]
 
@@ -33,14 +41,12 @@ class ProcessedStep(NamedTuple):
     Attributes:
         changed: requests that have something new to take.
         abort_ids: ids that the engine is to abort, because they have ended here: with a stop string, or a failure.
-        num_prompt_tokens: of the prompts whose computation it completed.
-        num_generation_tokens: tokens that callers get.
+        counts: what it gave to the callers, in sum.
     """
 
     changed: list[RequestState]
     abort_ids: list[str]
-    num_prompt_tokens: int
-    num_generation_tokens: int
+    counts: StepCounts
 
 
 class OutputProcessor:
@@ -53,11 +59,18 @@ class OutputProcessor:
         client_index: of this front end.
     """
 
-    def __init__(self, tokenizer: Tokenizer, metrics: "EngineMetrics | None" = None, client_index: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        metrics: "EngineMetrics | None" = None,
+        client_index: int = 0,
+        tracer: "RequestTracer | None" = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._client_index = client_index
         self._texts = TokenTexts(tokenizer)
         self._metrics = metrics
+        self._tracer = tracer
         self._requests: dict[str, RequestState] = {}
         self._choices: dict[str, Choice] = {}  # by engine request id
         self._closing: dict[str, Choice] = {}  # ended here, not yet in the engine
@@ -79,6 +92,8 @@ class OutputProcessor:
             message = f"request_id {inputs.request_id!r} belongs to a request that is still under way"
             raise RequestError(message, param="request_id")
         state = RequestState(inputs, wake)
+        if self._tracer is not None:
+            state.trace_parent = self._tracer.current_parent()
         matcher = StopMatcher(inputs.params.stop) if inputs.params.stop else None
         for request in inputs.requests:
             # Two front ends may have got the same id from their callers.
@@ -95,9 +110,6 @@ class OutputProcessor:
             state.choices.append(choice)
             self._choices[engine_id] = choice
         self._requests[inputs.request_id] = state
-        if self._metrics is not None:
-            assert inputs.params.max_tokens is not None
-            self._metrics.on_request(inputs.params.n, inputs.params.max_tokens)
         return state
 
     def process(self, step: EngineCoreOutputs) -> ProcessedStep:
@@ -105,7 +117,7 @@ class OutputProcessor:
         changed: dict[RequestState, None] = {}
         abort_ids: list[str] = []
         now = step.timestamp or time.monotonic()
-        num_prompt_tokens = num_generation_tokens = 0
+        counts = StepCounts()
         for output in step.outputs:
             choice = self._choices.get(output.request_id)
             if choice is None:
@@ -122,11 +134,11 @@ class OutputProcessor:
                 continue
             new = choice.num_tokens - before
             if new:
-                num_generation_tokens += new
                 if before == 0 and choice.engine_request.choice_index == 0:
-                    num_prompt_tokens += len(choice.engine_request.prompt_token_ids)
+                    counts.num_prompt_tokens += len(choice.engine_request.prompt_token_ids)
+                    counts.num_cached_tokens += output.num_cached_tokens
                     state.num_cached_tokens = output.num_cached_tokens
-                self._time(choice, before == 0, new, now)
+                _count_tokens(choice.metrics, before == 0, new, now, counts)
             if choice.finish_reason is not None:
                 self._end(choice, output, abort_ids)
             if choice.changed and (state.finished or not state.final_only):
@@ -134,12 +146,12 @@ class OutputProcessor:
         if self._metrics is not None:
             if step.scheduler_stats is not None:
                 self._metrics.on_step(step.scheduler_stats)
-            if num_prompt_tokens or num_generation_tokens:
-                self._metrics.on_outputs(num_prompt_tokens, num_generation_tokens)
+            if counts.num_generation_tokens:
+                self._metrics.on_outputs(counts)
         for state in changed:
             if state.wake is not None:
                 state.wake()
-        return ProcessedStep(list(changed), abort_ids, num_prompt_tokens, num_generation_tokens)
+        return ProcessedStep(list(changed), abort_ids, counts)
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """Ends requests with finish reason "abort"; ids that are not under way are ignored.
@@ -216,25 +228,51 @@ class OutputProcessor:
             self._account(choice, output)
 
     def _account(self, choice: Choice, output: EngineCoreOutput) -> None:
+        """The engine's last word on ``choice``: now its times are known."""
         if output.metrics is not None:
             choice.metrics = output.metrics
-        if self._metrics is None:
-            return
-        assert choice.finish_reason is not None
-        num_prompt_tokens = len(choice.engine_request.prompt_token_ids)
-        self._metrics.on_finished(
-            choice.finish_reason, choice.metrics, num_prompt_tokens, choice.num_tokens, time.monotonic()
-        )
+        state, now = choice.state, time.monotonic()
+        state.num_unaccounted -= 1
+        if self._metrics is not None:
+            _measure(self._metrics, choice, output, now)
+        if self._tracer is not None and state.num_unaccounted == 0:
+            self._tracer.on_request_finished(state.finished_request(now))
 
-    def _time(self, choice: Choice, first: bool, num_tokens: int, now: float) -> None:
-        times = choice.metrics
-        if first:
-            times.first_token_time = now
-            if self._metrics is not None:
-                self._metrics.on_first_token(now - times.arrival_time)
-        elif self._metrics is not None:
-            self._metrics.on_inter_token((now - times.last_token_time) / num_tokens, num_tokens)
-        times.last_token_time = now
+
+def _measure(metrics: "EngineMetrics", choice: Choice, output: EngineCoreOutput, now: float) -> None:
+    """``choice`` has ended with this output. A request that was not let in is none that has ended."""
+    is_over = choice.state.num_unaccounted == 0
+    if output.refusal is not None:
+        if is_over and output.refusal.limit is not None:
+            metrics.on_rejected(output.refusal.limit)
+        return
+    request, reason = choice.engine_request, choice.finish_reason
+    assert reason is not None
+    assert request.sampling_params.max_tokens is not None
+    finished = FinishedSequence(
+        reason,
+        choice.metrics,
+        len(request.prompt_token_ids),
+        output.num_cached_tokens,
+        choice.num_tokens,
+        request.sampling_params.max_tokens,
+        now,
+    )
+    metrics.on_sequence_finished(finished)
+    if is_over:
+        metrics.on_request_finished(choice.state.finished_request(now))
+
+
+def _count_tokens(times: RequestMetrics, first: bool, new: int, now: float, counts: StepCounts) -> None:
+    """``new`` tokens of a choice have come, at once."""
+    counts.num_generation_tokens += new
+    if first:
+        times.first_token_time = now
+        counts.first_token_seconds.append(now - times.arrival_time)
+    else:
+        seconds = (now - times.last_token_time) / new
+        counts.token_seconds[seconds] = counts.token_seconds.get(seconds, 0) + new
+    times.last_token_time = now
 
 
 def _error_of(output: EngineCoreOutput) -> RequestError | RequestFailedError:

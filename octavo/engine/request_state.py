@@ -4,6 +4,7 @@ Knows nothing of the engine: it takes in outputs, and gives out RequestOutputs i
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from octavo.engine.input_processor import EngineInputs
 from octavo.engine.logprob_tables import TokenTexts, logprob_table
@@ -14,6 +15,7 @@ from octavo.types import (
     CompletionOutput,
     EngineCoreOutput,
     EngineCoreRequest,
+    FinishedRequest,
     FinishReason,
     PositionLogprobs,
     PromptLogprobTables,
@@ -160,6 +162,8 @@ class RequestState:
         wake: called when there is something to take.
         num_unfinished: choices that go on.
         changed: one of the choices is.
+        num_unaccounted: choices that the engine has not said its last word on.
+        trace_parent: what its span belongs to; see RequestTracer.
         final_only: there is nothing to take before the end.
         error: what to raise if the engine could not go on with it, or refused it.
         prompt_logprobs: what has come of them; None: not asked for, or taken.
@@ -169,8 +173,9 @@ class RequestState:
         self.inputs = inputs
         self.engine_requests: list[EngineCoreRequest] = []
         self.wake = wake
-        self.num_unfinished = len(inputs.requests)
+        self.num_unfinished = self.num_unaccounted = len(inputs.requests)
         self.changed = False
+        self.trace_parent: Any = None
         self.num_cached_tokens = 0
         self.error: RequestFailedError | RequestError | None = None
         self.choices: list[Choice] = []
@@ -182,6 +187,21 @@ class RequestState:
     @property
     def finished(self) -> bool:
         return self.num_unfinished == 0
+
+    def finished_request(self, now: float) -> FinishedRequest:
+        """What there is to say of it, when the engine has said its last word on every choice."""
+        choices = self.choices
+        return FinishedRequest(
+            request_id=self.inputs.request_id,
+            params=self.inputs.params,
+            times=_merged([choice.metrics for choice in choices]),
+            num_prompt_tokens=len(self.inputs.prompt_token_ids),
+            num_generation_tokens=[choice.num_tokens for choice in choices],
+            finish_reasons=[str(choice.finish_reason) for choice in choices],
+            error=None if self.error is None else str(self.error),
+            trace_parent=self.trace_parent,
+            now=now,
+        )
 
     def take(self) -> RequestOutput | None:
         """What has come since the last call, in the form that was asked for; None: nothing to give yet."""

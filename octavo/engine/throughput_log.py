@@ -2,9 +2,8 @@
 
 import asyncio
 
-from octavo.engine.output_processor import ProcessedStep
 from octavo.logging import init_logger
-from octavo.types import SchedulerStats
+from octavo.types import SchedulerStats, StepCounts
 
 __all__ = ["ThroughputLog"]
 
@@ -26,10 +25,10 @@ class ThroughputLog:
         self._stats = SchedulerStats()
         self._reported = SchedulerStats()
 
-    def on_step(self, processed: ProcessedStep, stats: SchedulerStats | None) -> None:
+    def on_step(self, counts: StepCounts, stats: SchedulerStats | None) -> None:
         """A step has been taken in."""
-        self._num_prompt_tokens += processed.num_prompt_tokens
-        self._num_generation_tokens += processed.num_generation_tokens
+        self._num_prompt_tokens += counts.num_prompt_tokens
+        self._num_generation_tokens += counts.num_generation_tokens
         if stats is not None:
             self._stats = stats
         if self._timer is None:

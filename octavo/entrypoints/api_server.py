@@ -16,6 +16,7 @@ from octavo.entrypoints.access import bound_priority, with_access
 from octavo.entrypoints.answer_response import CLIENT_CLOSED_REQUEST, AnswerResponse
 from octavo.entrypoints.body_refusal import BodyRefusal
 from octavo.entrypoints.errors import PayloadTooLargeError, UnavailableError, on_error
+from octavo.entrypoints.http_counting import HttpCounting, route_paths
 from octavo.entrypoints.ignored_fields import remarks, unknown_fields
 from octavo.entrypoints.openai import Answer, ChatCompletionRequest, CompletionRequest, RequestBody
 from octavo.entrypoints.openai.responses import encode
@@ -24,7 +25,7 @@ from octavo.entrypoints.request_body import read_json_object
 from octavo.entrypoints.request_ids import checked_request_id, request_id_of
 from octavo.entrypoints.server_state import ServerState
 from octavo.errors import OctavoError
-from octavo.metrics import CONTENT_TYPE
+from octavo.metrics import CONTENT_TYPE, HttpMetrics
 
 __all__ = ["build_app"]
 
@@ -32,12 +33,18 @@ _Request = TypeVar("_Request", bound=RequestBody)
 
 
 def build_app(state: ServerState) -> ASGIApp:
-    """The app over one server's state, behind all that its config says of who may use it.
+    """The app over one server's state, behind all that its config says of who may use it, and counted.
 
     Raises:
         ConfigError: see with_access.
     """
-    return with_access(_routes(state), state.config.access, state.shared_dir)
+    access = state.config.access
+    app = _routes(state)
+    routes = route_paths(app.routes)
+    http_metrics = HttpMetrics(routes, state.metrics_folder)
+    _add_metrics(app, state, http_metrics)
+    guarded = with_access(app, access, state.shared_dir)
+    return HttpCounting(guarded, routes, http_metrics, access.root_path or "")
 
 
 def _routes(state: ServerState) -> FastAPI:
@@ -65,11 +72,14 @@ def _add_probes(app: FastAPI, state: ServerState) -> None:
     async def version() -> Response:
         return _json({"version": octavo.__version__})
 
+
+def _add_metrics(app: FastAPI, state: ServerState, http_metrics: HttpMetrics) -> None:
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         if state.services is None:
             raise UnavailableError("the model is still loading; there is nothing to measure yet")
-        return Response(state.services.engine.metrics.render(), media_type=CONTENT_TYPE)
+        engine = state.services.engine.metrics
+        return Response(engine.render() + http_metrics.render(), media_type=CONTENT_TYPE)
 
 
 def _add_probe(app: FastAPI, path: str, probe: Callable[[], tuple[int, dict[str, Any]]]) -> None:
@@ -124,6 +134,7 @@ class _Serving(Protocol[_Request]):
 async def _answer(state: ServerState, request: Request, serving: _Serving[_Request]) -> Response:
     arrival_time = time.monotonic()
     name = request_id_of(request.scope)
+    state.continue_trace(request.headers)
     try:
         body = await read_json_object(request, state.config.limits.max_body_bytes)
         asked = serving.parse(body)

@@ -14,6 +14,7 @@ from octavo.entrypoints.errors import UnavailableError
 from octavo.entrypoints.http_server import HttpServer
 from octavo.entrypoints.server_state import ServerState
 from octavo.errors import EngineDeadError
+from octavo.metrics import MetricsFolder
 from octavo.renderers import ChatRenderer
 
 __all__ = ["FrontEnd"]
@@ -30,6 +31,7 @@ class FrontEnd:
         chat_template: instead of the model's own.
         sock: bound; need not listen yet.
         shared_dir: private folder of all front ends of the server; None: this is the only one.
+        metrics_folder: where the front ends' numbers meet; None: it is alone.
 
     Attributes:
         state: what the routes see.
@@ -37,9 +39,14 @@ class FrontEnd:
     """
 
     def __init__(
-        self, config: ServerConfig, chat_template: str | None, sock: socket.socket, shared_dir: Path | None
+        self,
+        config: ServerConfig,
+        chat_template: str | None,
+        sock: socket.socket,
+        shared_dir: Path | None,
+        metrics_folder: MetricsFolder | None,
     ) -> None:
-        self.state = ServerState(config, shared_dir)
+        self.state = ServerState(config, shared_dir, metrics_folder)
         self.hurried = asyncio.Event()
         self._chat_template = chat_template
         self._socket = sock

@@ -21,6 +21,7 @@ from octavo.entrypoints.front_end import FrontEnd
 from octavo.entrypoints.orders import Drain, EngineGone, FrontEndLaunch, Hurry, Order, decode_order
 from octavo.errors import EngineDeadError
 from octavo.logging import init_logger, one_line
+from octavo.metrics import MetricsFolder
 
 __all__: list[str] = []  # nothing is imported from here
 
@@ -34,10 +35,12 @@ class _FrontEndProc:
 
     def __init__(self, launch: FrontEndLaunch, orders: "queue.SimpleQueue[Order]") -> None:
         self._orders = orders
-        assert launch.slot.socket_dir is not None
-        sock = socket.socket(fileno=launch.socket_fd)
-        self._front_end = FrontEnd(launch.server, launch.chat_template, sock, Path(launch.slot.socket_dir))
-        self._engine = AsyncLLM(launch.config, slot=launch.slot)
+        slot, sock = launch.slot, socket.socket(fileno=launch.socket_fd)
+        assert slot.socket_dir is not None
+        shared_dir = Path(slot.socket_dir)
+        folder = MetricsFolder(shared_dir, slot.index, slot.count)
+        self._front_end = FrontEnd(launch.server, launch.chat_template, sock, shared_dir, folder)
+        self._engine = AsyncLLM(launch.config, slot=slot, metrics_folder=folder)
         self._drain = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:

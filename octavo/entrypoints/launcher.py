@@ -27,6 +27,7 @@ from octavo.entrypoints.service_manager import ServiceManager
 from octavo.entrypoints.watch import EngineWatch
 from octavo.errors import ConfigError, EngineDeadError, ModelError
 from octavo.logging import say
+from octavo.metrics import MetricsFolder
 
 __all__ = ["serve"]
 
@@ -92,7 +93,10 @@ class _ServerProcess:
         self._url = url_of(sockets[0], "http" if config.http.ssl_certfile is None else "https")
         self._chat_template = chat_template
         self._socket_dir = socket_dir
-        self._front_end = FrontEnd(config, chat_template, sockets[0], socket_dir)
+        self._metrics_folder = None
+        if socket_dir is not None and len(sockets) > 1:
+            self._metrics_folder = MetricsFolder(socket_dir, 0, len(sockets))
+        self._front_end = FrontEnd(config, chat_template, sockets[0], socket_dir, self._metrics_folder)
         self._state = self._front_end.state
         self._engine: AsyncLLM | None = None
         self._manager = ServiceManager()
@@ -159,7 +163,7 @@ class _ServerProcess:
         try:
             config = await _in_daemon_thread(lambda: build_config(self._engine_args, self._on_progress))
             slot = FrontEndSlot(count=self._config.http.api_server_count)
-            self._engine = engine = AsyncLLM(config, slot=slot)
+            self._engine = engine = AsyncLLM(config, slot=slot, metrics_folder=self._metrics_folder)
             engine.start()
             loading = asyncio.create_task(self._front_end.load(engine))
             self._others.launch(config, self._config, self._chat_template)

@@ -1,6 +1,7 @@
 """What the routes and the process around them know of each other: how far the engine is, and what is under way."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from octavo.entrypoints.openai import (
 from octavo.entrypoints.probes import Probes
 from octavo.entrypoints.request_logger import RequestLogger
 from octavo.errors import ConfigError
+from octavo.metrics import MetricsFolder
 from octavo.parsers import REASONING_PARSERS, ReasoningFormat, detect_reasoning_format
 from octavo.renderers import ChatRenderer, RenderedPrompt
 
@@ -83,6 +85,7 @@ class ServerState:
 
     config: the server's settings.
     shared_dir: private folder of all front ends of the server; None: this is the only one.
+    metrics_folder: where the front ends' numbers meet; None: there is one front end.
 
     Raises:
         ConfigError: there is no such reasoning parser.
@@ -96,9 +99,15 @@ class ServerState:
         probes: what health checks are told.
     """
 
-    def __init__(self, config: ServerConfig | None = None, shared_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig | None = None,
+        shared_dir: Path | None = None,
+        metrics_folder: MetricsFolder | None = None,
+    ) -> None:
         self.config = config if config is not None else ServerConfig()
         self.shared_dir = shared_dir
+        self.metrics_folder = metrics_folder
         known = (_FROM_TEMPLATE, _NO_REASONING, *REASONING_PARSERS)
         parser = self.config.answer.reasoning_parser
         if parser not in known:
@@ -127,6 +136,12 @@ class ServerState:
             answer.trust_request_chat_template,
             RequestLogger(logs.max_log_len) if logs.enable_log_requests else None,
         )
+
+    def continue_trace(self, headers: Mapping[str, str]) -> None:
+        """What the current task asks of the engine belongs to the trace that a request's headers name."""
+        tracer = None if self.services is None else self.services.engine.tracer
+        if tracer is not None:
+            tracer.continue_trace(headers)
 
     @property
     def dead_cause(self) -> str | None:

@@ -38,6 +38,7 @@ from octavo.types.scheduler_output import (
     PromptLogprobs,
     SchedulerOutput,
 )
+from octavo.types.statistics import FinishedRequest, FinishedSequence, StepCounts
 
 __all__ = [
     "MAX_CHOICES",
@@ -55,6 +56,8 @@ __all__ = [
     "EngineProgress",
     "EngineReady",
     "FinishReason",
+    "FinishedRequest",
+    "FinishedSequence",
     "FullAttentionSpec",
     "KVCacheConfig",
     "KVCacheGroup",
@@ -77,6 +80,7 @@ __all__ = [
     "SchedulerOutput",
     "SchedulerStats",
     "SlidingWindowSpec",
+    "StepCounts",
     "UtilityRequest",
     "UtilityResult",
 ]

@@ -120,10 +120,12 @@ class Refusal(msgspec.Struct, array_like=True, omit_defaults=True):
     Attributes:
         param: name of the field at fault.
         retry_after: seconds after which it may be let in; 0: never.
+        limit: name of the setting that would be exceeded, where one would.
     """
 
     param: str | None = None
     retry_after: int = 0
+    limit: str | None = None
 
 
 # The error of a request whose own parameters left it no token: not ours, but the client's mistake.
@@ -172,6 +174,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
     prefix_cache_hits_total: int = 0  # tokens found
     preemptions_total: int = 0
     step_tokens: int = 0  # tokens computed in this step
+    step_seconds: float = 0.0  # from its launch to its results
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):

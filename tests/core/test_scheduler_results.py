@@ -96,7 +96,11 @@ def test_outputs_go_to_their_front_ends_and_stats_always_to_the_first() -> None:
     assert stats.kv_cache_usage == pytest.approx(1 / 64)
     # The others would count the engine's totals once more.
     assert outputs[2].scheduler_stats is None
-    assert scheduler.abort_requests(["a"])[2].scheduler_stats is None
+    aborted = scheduler.abort_requests(["a"])
+    assert aborted[2].scheduler_stats is None
+    stats = aborted[0].scheduler_stats  # no step may come after it that would tell
+    assert stats is not None
+    assert (stats.num_running, stats.kv_cache_usage) == (0, 0)
 
 
 def test_times_of_a_request_are_in_order() -> None:

@@ -15,10 +15,9 @@ import pytest
 
 from octavo import AsyncLLM, RequestOutput, SamplingParams
 from octavo.config import EngineArgs
-from octavo.engine.output_processor import ProcessedStep
 from octavo.engine.throughput_log import ThroughputLog
 from octavo.errors import CheckpointError, EngineDeadError, OverloadedError, RequestError, RequestFailedError
-from octavo.types import RequestOutputKind, SchedulerStats
+from octavo.types import RequestOutputKind, SchedulerStats, StepCounts
 
 _T = TypeVar("_T")
 Run = Callable[[Awaitable[_T]], _T]
@@ -416,13 +415,13 @@ def test_throughput_is_logged_while_there_are_steps(run: Run[Any], capfd: pytest
     async def work() -> None:
         log = ThroughputLog(interval=0.05)
         first = SchedulerStats(num_running=2, prefix_cache_queries_total=100, prefix_cache_hits_total=50)
-        log.on_step(ProcessedStep([], [], 10, 1), first)
-        log.on_step(ProcessedStep([], [], 0, 4), first)
+        log.on_step(StepCounts(10, 0, 1), first)
+        log.on_step(StepCounts(0, 0, 4), first)
         await asyncio.sleep(0.2)  # one line, and none for the time when nothing happens
         second = SchedulerStats(num_waiting=3, prefix_cache_queries_total=200, prefix_cache_hits_total=75)
-        log.on_step(ProcessedStep([], [], 0, 1), second)
+        log.on_step(StepCounts(0, 0, 1), second)
         await asyncio.sleep(0.1)
-        log.on_step(ProcessedStep([], [], 0, 1), second)
+        log.on_step(StepCounts(0, 0, 1), second)
         log.close()
         await asyncio.sleep(0.1)
 
@@ -455,6 +454,8 @@ def narrow(tiny_llama_dir: Path, run: Run[Any]) -> Iterator[AsyncLLM]:
 @pytest.mark.parametrize("counts", [[1, 1, 1], [3], [1, 2]], ids=["requests", "choices", "both"])
 def test_what_would_wait_beyond_the_limit_is_refused_whole(narrow: AsyncLLM, run: Run[Any], counts: list[int]) -> None:
     async def main() -> None:
+        labels = {"model_name": narrow.config.model.served_model_name[0], "reason": "max_num_queued_reqs"}
+        before = narrow.metrics.registry.get_sample_value("vllm:admission_rejections_total", labels)
         running = narrow.generate({"prompt_token_ids": [7, 8]}, ENDLESS, "running")
         await anext(running)
         waiting = [
@@ -464,6 +465,8 @@ def test_what_would_wait_beyond_the_limit_is_refused_whole(narrow: AsyncLLM, run
         with pytest.raises(OverloadedError, match="--max-num-queued-reqs") as refusal:
             await collect(narrow.generate_from(*waiting))
         assert refusal.value.retry_after >= 1
+        counted = narrow.metrics.registry.get_sample_value("vllm:admission_rejections_total", labels)
+        assert counted == before + len(counts)
         assert (await narrow.stats())["num_waiting"] == 0
         two = [await narrow.process_inputs({"prompt_token_ids": [9]}, seeded(), name) for name in ("a", "b")]
         both = asyncio.create_task(collect(narrow.generate_from(*two)))

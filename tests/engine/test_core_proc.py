@@ -157,6 +157,7 @@ def test_request_that_finds_the_queue_full_is_told_when_to_come_again(kit, make_
     output, _ = peer.finished()
     assert output.request_id == "refused"
     assert output.refusal.retry_after >= 1
+    assert output.refusal.limit == "max_num_queued_reqs"
     assert "--max-num-queued-reqs" in output.error
     assert [peer.finished()[0].request_id for _ in range(2)] == ["runs", "waits"]
 

@@ -30,6 +30,7 @@ from octavo.types import (
     RequestOutputKind,
     SamplingParams,
     SchedulerStats,
+    StepCounts,
 )
 
 EOS = 0
@@ -459,20 +460,17 @@ def test_metrics_count_what_callers_get(tokenizer: Tokenizer) -> None:
     bench = Bench(tokenizer, metrics)
     a, b = tokenizer.encode("ab")
     bench.add("a", stop=["b"])
-    assert metrics.of("on_request") == [(1, 1000)]
     stats = SchedulerStats(step=1)
-    bench.processor.process(EngineCoreOutputs([EngineCoreOutput("a", [a])], stats, timestamp=102.0))
+    bench.processor.process(EngineCoreOutputs([EngineCoreOutput("a", [a], num_cached_tokens=2)], stats, 102.0))
     bench.step(EngineCoreOutput("a", [a, b, a, a]), now=104.0)
     bench.step(EngineCoreOutput("a", [a]), now=105.0)  # not counted: the stop string has ended it
     assert metrics.of("on_step") == [(stats,)]
-    assert metrics.of("on_outputs") == [(3, 1), (0, 2)]
-    assert metrics.of("on_first_token") == [(2.0,)]
-    assert metrics.of("on_inter_token") == [(1.0, 2)]
-    assert metrics.of("on_finished") == []  # the engine's own times are still to come
+    assert metrics.of("on_outputs") == [(StepCounts(3, 2, 1, [2.0]),), (StepCounts(0, 0, 2, [], {1.0: 2}),)]
+    assert metrics.of("on_sequence_finished") == []  # the engine's own times are still to come
     times = RequestMetrics(100.0, 100.1, 100.2, 102.0, 105.0)
-    bench.step(EngineCoreOutput("a", [], finish_reason=FinishReason.ABORT, metrics=times))
-    ((reason, counted, num_prompt_tokens, num_generation_tokens, _now),) = metrics.of("on_finished")
-    assert (reason, counted, num_prompt_tokens, num_generation_tokens) == (FinishReason.STOP, times, 3, 3)
+    bench.step(EngineCoreOutput("a", [], finish_reason=FinishReason.ABORT, num_cached_tokens=2, metrics=times))
+    (((*counted, _now),),) = metrics.of("on_sequence_finished")
+    assert counted == [FinishReason.STOP, times, 3, 2, 3, 1000]
 
 
 def test_the_prompt_of_several_choices_is_counted_once(tokenizer: Tokenizer) -> None:
@@ -481,7 +479,40 @@ def test_the_prompt_of_several_choices_is_counted_once(tokenizer: Tokenizer) -> 
     (a,) = tokenizer.encode("a")
     bench.add("a", n=2)
     bench.step(EngineCoreOutput("0_a", [a]), EngineCoreOutput("1_a", [a]))
-    assert metrics.of("on_outputs") == [(3, 2)]
+    ((counts,),) = metrics.of("on_outputs")
+    assert (counts.num_prompt_tokens, counts.num_generation_tokens) == (3, 2)
+    assert metrics.of("on_request_finished") == []
+    bench.step(EngineCoreOutput("1_a", [a], finish_reason=FinishReason.LENGTH))
+    assert metrics.of("on_request_finished") == []
+    bench.step(EngineCoreOutput("0_a", [], finish_reason=FinishReason.STOP))
+    ((request,),) = metrics.of("on_request_finished")
+    assert (request.num_prompt_tokens, request.num_generation_tokens) == (3, [1, 2])
+    assert request.finish_reasons == ["stop", "length"]
+
+
+def test_tokens_of_one_step_that_waited_equally_long_are_counted_together(tokenizer: Tokenizer) -> None:
+    metrics = RecordingMetrics()
+    bench = Bench(tokenizer, metrics)
+    (a,) = tokenizer.encode("a")
+    for name in "xyz":
+        bench.add(name)
+    bench.step(EngineCoreOutput("x", [a]), EngineCoreOutput("y", [a]), now=102.0)
+    bench.step(EngineCoreOutput("x", [a]), EngineCoreOutput("y", [a]), EngineCoreOutput("z", [a]), now=103.0)
+    bench.step(*(EngineCoreOutput(name, [a]) for name in "xyz"), now=105.0)
+    waited = [counts.token_seconds for (counts,) in metrics.of("on_outputs")]
+    assert waited == [{}, {1.0: 2}, {2.0: 3}]
+
+
+@pytest.mark.parametrize("limit", [None, "max_num_queued_reqs"])
+def test_a_request_that_is_not_let_in_is_none_that_has_ended(tokenizer: Tokenizer, limit: str | None) -> None:
+    metrics = RecordingMetrics()
+    bench = Bench(tokenizer, metrics)
+    bench.add("a", n=2)
+    for name in ("0_a", "1_a"):
+        refusal = Refusal(retry_after=3, limit=limit)
+        bench.step(EngineCoreOutput(name, [], finish_reason=FinishReason.ERROR, error="no", refusal=refusal))
+    assert metrics.of("on_sequence_finished") == metrics.of("on_request_finished") == []
+    assert metrics.of("on_rejected") == ([] if limit is None else [(limit,)])
 
 
 @pytest.mark.parametrize("last", [None, FinishReason.LENGTH])

@@ -34,6 +34,7 @@ from octavo.renderers import ChatRenderer
 from octavo.tokenizers import Tokenizer
 from octavo.types import (
     CompletionOutput,
+    FinishedSequence,
     FinishReason,
     Logprob,
     ModelFacts,
@@ -42,6 +43,7 @@ from octavo.types import (
     RequestOutput,
     RequestOutputKind,
     SchedulerStats,
+    StepCounts,
 )
 from tests.entrypoints.live import LiveServer, greedy
 
@@ -144,6 +146,7 @@ class FakeAsyncLLM:
             self.config = dataclasses.replace(self.config, model=model)
         self.tokenizer = make_tokenizer(with_gap_tokens)
         self.metrics = EngineMetrics("m")
+        self.tracer = None
         self.dead_error: EngineDeadError | None = None
         self.how_it_does = Pulse()
         self.started: list[str] = []
@@ -269,11 +272,13 @@ class FakeAsyncLLM:
         return table
 
     def _count(self, inputs: Any) -> None:
+        counts = StepCounts()
+        counts.num_prompt_tokens = num_prompt_tokens = len(inputs.prompt_token_ids)
+        counts.num_generation_tokens = max_tokens = inputs.params.max_tokens
+        self.metrics.on_outputs(counts)
         times = RequestMetrics(arrival_time=1.0)
-        self.metrics.on_outputs(len(inputs.prompt_token_ids), inputs.params.max_tokens)
-        self.metrics.on_finished(
-            FinishReason.LENGTH, times, len(inputs.prompt_token_ids), inputs.params.max_tokens, 2.0
-        )
+        finished = FinishedSequence(FinishReason.LENGTH, times, num_prompt_tokens, 0, max_tokens, max_tokens, now=2.0)
+        self.metrics.on_sequence_finished(finished)
 
     def _tell(self) -> None:
         self.metrics.on_step(SchedulerStats(num_running=len(self.running)))

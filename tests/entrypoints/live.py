@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -20,9 +21,9 @@ MAX_BODY_BYTES = 100_000
 
 
 class LiveServer:
-    """A server in a thread, its engine in a process. ``url``: where it listens."""
+    """A server in a thread, its engine in a process. ``url``: where it listens; ``options``: the engine's."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, **options: Any) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = ServerConfig(
@@ -30,16 +31,14 @@ class LiveServer:
         )
         self._state = ServerState(config)
         self._http = HttpServer(build_app(self._state), config)
-        self._model = model
+        self._options = {"model": str(model), "dtype": "float32", "seed": 0, "num_gpu_blocks_override": 256} | options
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self._thread.start()
         assert self._ready.wait(120)
 
     async def _run(self) -> None:
-        engine = AsyncLLM(
-            model=str(self._model), served_model_name=["tiny"], dtype="float32", seed=0, num_gpu_blocks_override=256
-        )
+        engine = AsyncLLM(served_model_name=["tiny"], **self._options)
         engine.start()
         try:
             await engine.ready()
