@@ -18,7 +18,8 @@ class FurtherFrontEnds:
     """Starts a process for each socket; used from an event loop. None at all is fine.
 
     Args:
-        sockets: bound; one for each.
+        sockets: bound; one for each, which is closed here: what would be left of it when its process has ended takes
+            connections that nobody accepts.
         socket_dir: the server's private folder.
 
     Attributes:
@@ -29,7 +30,7 @@ class FurtherFrontEnds:
         self._loop = asyncio.get_running_loop()
         self.failure: asyncio.Future[str] = self._loop.create_future()
         self._ending = self._closed = False
-        self._sockets = sockets
+        self._fds = [sock.fileno() for sock in sockets]
         self._socket_dir = socket_dir
         self._children: list[ChildProcess] = []
         self._running: set[int] = set()
@@ -37,17 +38,16 @@ class FurtherFrontEnds:
         self._all_gone.set()
         for index, sock in enumerate(sockets, start=1):
             self._children.append(child := ChildProcess(_MODULE, socket_dir, pass_fds=(sock.fileno(),)))
+            sock.close()
             self._running.add(index)
             self._all_gone.clear()
             child.on_exit(lambda code, index=index: self._on_exit(index, code))  # type: ignore[misc]
 
     def launch(self, config: OctavoConfig, server: ServerConfig, chat_template: str | None) -> None:
         """Tells them what to serve."""
-        for index, (child, sock) in enumerate(zip(self._children, self._sockets, strict=True), start=1):
+        for index, (child, fd) in enumerate(zip(self._children, self._fds, strict=True), start=1):
             slot = FrontEndSlot(index=index, count=len(self._children) + 1, socket_dir=str(self._socket_dir))
-            launch = FrontEndLaunch(
-                config=config, server=server, chat_template=chat_template, slot=slot, socket_fd=sock.fileno()
-            )
+            launch = FrontEndLaunch(config=config, server=server, chat_template=chat_template, slot=slot, socket_fd=fd)
             child.send(encode_order(launch))
 
     def drain(self, timeout: float) -> None:

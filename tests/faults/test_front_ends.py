@@ -7,10 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
-from tests.faults.server_process import START_SECONDS, Server, Stream, error_in, wait_until
+from tests.faults.server_process import NOTICED_SECONDS, START_SECONDS, Server, Stream, error_in, wait_until
 
 LENGTH = 8192
 # Connections are spread by chance: that one of two front ends gets none of so many happens once in 2^23 times.
@@ -102,6 +103,25 @@ def test_requests_of_both_finish_after_sigterm(two: Server) -> None:
         assert [list(stream)[-1] for stream in streams] == ["[DONE]"] * MANY
     assert two.wait_exit() == 0
     assert wait_until(two.left_nothing)
+
+
+def test_no_connection_waits_for_a_front_end_that_has_drained_before_the_other(two: Server) -> None:
+    other = further(two)
+    with contextlib.ExitStack() as stack:
+        while True:
+            stream = stack.enter_context(two.stream(max_tokens=LENGTH))
+            next(stream)
+            if shares(two)[1] == 0:
+                break
+            stack.pop_all().close()  # it was the other's
+            assert wait_until(lambda: shares(two)[1] == 0)
+        two.signal(signal.SIGTERM)
+        other.wait(NOTICED_SECONDS)
+        for _ in range(MANY):
+            with httpx.Client(trust_env=False, timeout=2) as client:
+                assert client.get(f"{two.url}/health").json() == {"status": "draining"}
+        two.signal(signal.SIGTERM)
+        assert two.wait_exit() == 0
 
 
 def test_a_second_signal_ends_the_wait_of_both(two: Server) -> None:
