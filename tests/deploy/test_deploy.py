@@ -123,6 +123,7 @@ def test_the_unit_starts_a_server_and_gives_it_time_to_drain(parse: Parse, tmp_p
     assert service["LoadCredential"].startswith("api-keys.yaml:")
     assert float(service["TimeoutStopSec"]) > HttpConfig().shutdown_timeout + 5
     assert service["KillMode"] == "mixed"
+    assert service["Type"] == "notify"
     assert service["Restart"] == "on-failure"
     assert "3" not in service["RestartPreventExitStatus"].split()
 
