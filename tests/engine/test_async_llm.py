@@ -500,3 +500,40 @@ def test_several_requests_come_as_they_are_there_and_end_together(llm: AsyncLLM,
             pass
 
     run(main())
+
+
+def test_a_prompt_that_nobody_waits_for_any_more_is_not_encoded(
+    llm: AsyncLLM, run: Run[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those whose turn has not come; the next one need not wait for them."""
+    begun: list[str] = []
+    go_on = threading.Event()
+    assert llm._input_processor is not None
+    process = llm._input_processor.process
+
+    def slow_process(request_id: str, *args: Any, **more: Any) -> Any:
+        begun.append(request_id)
+        go_on.wait(20)
+        return process(request_id, *args, **more)
+
+    monkeypatch.setattr(llm._input_processor, "process", slow_process)
+
+    async def main() -> None:
+        names = [f"gone{number}" for number in range(50)]
+        tasks = [asyncio.create_task(collect(llm.generate("hello", seeded(), name))) for name in names]
+        while not begun:
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        before = len(begun)
+        assert before < 10
+        last = asyncio.create_task(collect(llm.generate("hello", seeded(), "last")))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert (await last)[-1].finished
+        assert len(begun) <= before + 5
+        assert begun[-1] == "last"
+        assert (await llm.stats())["num_running"] == 0
+
+    run(main())
