@@ -44,6 +44,7 @@ class ServerError(Exception):
 
 def main() -> int:
     args = _parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server outlives this process
     failed = False
     for engine in args.engines:
         try:
@@ -155,7 +156,8 @@ class _Server:
         command += ["--server-pid", str(self._pid), "--ignore-eos", "--temperature", "0", "--disable-tqdm"]
         command += ["--random-input-len", str(args.prompt), "--random-output-len", str(args.output)]
         command += ["--num-prompts", str(num_prompts), "--max-concurrency", str(connections)]
-        command += ["--num-warmups", str(connections), "--seed", str(seed)]
+        # Whatever the first requests set up, they do in the first run.
+        command += ["--num-warmups", str(0 if seed else connections), "--seed", str(seed)]
         found = _json_of(command)
         if found["failed"] or found["output_len_mismatches"] or found["client_was_bottleneck"]:
             raise ServerError(f"a run with {connections} connections is worth nothing: {json.dumps(found)}")
