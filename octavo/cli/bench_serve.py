@@ -312,6 +312,7 @@ def _report(args: argparse.Namespace) -> "ReportOptions":
         metrics=args.percentile_metrics,
         percentiles=args.metric_percentiles,
         goodput=dict(args.goodput),
+        exact_input=args.backend != "openai-chat",
         exact_output=args.ignore_eos,
     )
 

@@ -29,12 +29,18 @@ _ERROR_SAMPLES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """``goodput``: metric → the most milliseconds of it; empty: not asked for."""
+    """Attributes:
+
+    goodput: metric → the most milliseconds of it; empty: not asked for.
+    exact_input: the server adds nothing to prompts, as to chats, so that it should count the same tokens.
+    exact_output: each answer was to have exactly as many tokens as were asked for.
+    """
 
     metrics: Sequence[str] = tuple(METRICS)
     percentiles: Sequence[float] = (99.0,)
     goodput: Mapping[str, float] = field(default_factory=dict)
-    exact_output: bool = False  # each answer was to have exactly as many tokens as were asked for
+    exact_input: bool = True
+    exact_output: bool = False
 
 
 def summarize(load: Load, prompts: Sequence[BenchPrompt], options: ReportOptions) -> dict[str, Any]:
@@ -59,7 +65,7 @@ def summarize(load: Load, prompts: Sequence[BenchPrompt], options: ReportOptions
         "tokens_per_chunk": num_output / num_chunks if num_chunks else None,
         "error_counts": dict(Counter(each.failure.kind for each in load.outcomes if each.failure is not None)),
         "error_samples": _samples(load.outcomes),
-        "input_len_mismatches": _num_other_lengths(load.outcomes, prompts, "input"),
+        "input_len_mismatches": _num_other_lengths(load.outcomes, prompts, "input") if options.exact_input else None,
         "output_len_mismatches": _num_other_lengths(load.outcomes, prompts, "output") if options.exact_output else None,
         "client_cpu_s": load.client_cpu_s,
         "client_cpu_share": share,
@@ -219,7 +225,7 @@ def warnings_of(found: Mapping[str, Any]) -> list[str]:
     if found["input_len_mismatches"]:
         told.append(
             f"{found['input_len_mismatches']} prompts had another number of tokens at the server than here: another "
-            "tokenizer (--tokenizer), a chat template, or tokens that the server adds; the server's count stands"
+            "tokenizer (--tokenizer), or tokens that the server adds; the server's count stands"
         )
     if found["output_len_mismatches"]:
         told.append(f"{found['output_len_mismatches']} answers were not as long as was asked for with --ignore-eos")
@@ -246,7 +252,7 @@ def render(found: Mapping[str, Any], options: ReportOptions) -> str:
     ]
     if found["request_goodput"] is not None:
         rows.insert(6, ("Requests/s within --goodput", found["request_goodput"]))
-    for metric in options.metrics:
+    for metric in options.metrics if found["completed"] else ():
         rows.append((f"{METRICS[metric]} (ms)", ""))
         names = ["mean", "median", *(f"p{each:g}" for each in options.percentiles)]
         rows += [(f"  {name}", found[f"{name}_{metric}_ms"]) for name in names]
