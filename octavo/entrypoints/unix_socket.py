@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from octavo.errors import ConfigError
 __all__ = ["listen_on_path"]
 
 _LONGEST_PATH = 107
+_LOCK_SECONDS = 5.0
 # Whoever the umask lets (0007: the group too), and never others.
 _MOST_PERMISSIONS = 0o660
 
@@ -46,8 +48,16 @@ def listen_on_path(path: Path, count: int, backlog: int) -> list[socket.socket]:
 @contextlib.contextmanager
 def _folder_locked(path: Path) -> Iterator[None]:
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    deadline = time.monotonic() + _LOCK_SECONDS
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"--uds {path}: another process keeps its folder locked") from None
+                time.sleep(0.02)
         yield
     finally:
         os.close(folder)

@@ -1,6 +1,7 @@
 """``--uds``: a Unix socket that is there while the server is, takes a dead server's place, and harms no other file."""
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
@@ -14,6 +15,7 @@ import pytest
 
 from octavo.config import HttpConfig
 from octavo.engine import early_engine
+from octavo.entrypoints import unix_socket
 from octavo.entrypoints.listen import listening, url_of
 from octavo.errors import ConfigError
 from tests.entrypoints.wire import WireServer
@@ -135,6 +137,22 @@ def test_of_many_that_start_at_once_one_has_it(path: Path) -> None:
         thread.join(20)
     assert len(refused) == 7
     assert all("is in use" in message for message in refused)
+
+
+def test_a_folder_that_somebody_keeps_locked_does_not_hold_up_the_start_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unix_socket, "_LOCK_SECONDS", 0.1)
+    folder = os.open(".", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with (
+        pytest.raises(ConfigError, match="another process keeps its folder locked"),
+        listening(HttpConfig(uds=str(path)), None),
+    ):
+        pass
+    os.close(folder)
+    with listening(HttpConfig(uds=str(path)), None):  # the control
+        pass
 
 
 def test_it_is_removed_with_the_servers_folder_whoever_removes_that(path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,45 +108,74 @@ class TestLedger:
 # A front end: takes and gives back, under a limit of requests and then under one that it cannot reach; tells how often
 # it was let in under the first.
 FRONT_END = """
+import fcntl
 import sys
 from pathlib import Path
 from octavo.entrypoints.access import ApiKey, Ledger
 
+if sys.argv[2] == "careless":
+    fcntl.flock = lambda *_: None
 bounded = ApiKey(name="a", digest=b"a" * 32, requests_per_minute=500)
 counted = ApiKey(name="b", digest=b"b" * 32, max_concurrent_requests=10**6)
 ledger = Ledger([bounded, counted], Path(sys.argv[1]))
 print("ready", flush=True)
-sys.stdin.read(1)
-print(sum(ledger.admit(bounded).refusal is None for _ in range(3000)))
-for number in range(3000):
-    assert ledger.admit(counted).refusal is None
-    if number % 3 == 0:
-        ledger.release(counted)
+for line in sys.stdin:
+    print(sum(ledger.admit(bounded).refusal is None for _ in range(3000)), flush=True)
+    for number in range(30_000):
+        assert ledger.admit(counted).refusal is None
+        if number % 3 == 0:
+            ledger.release(counted)
+    print("done", flush=True)
 """
 
 
-def test_processes_together_never_exceed_a_limit_and_lose_no_count(tmp_path: Path) -> None:
-    front_ends = [
-        subprocess.Popen(
-            [sys.executable, "-c", FRONT_END, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
-    for front_end in front_ends:
-        assert front_end.stdout is not None
-        assert front_end.stdout.readline() == "ready\n"
-    begin = time.monotonic()
-    for front_end in front_ends:
-        assert front_end.stdin is not None
-        front_end.stdin.write("x")
-        front_end.stdin.flush()
-    admitted = [int(front_end.communicate(timeout=60)[0]) for front_end in front_ends]
-    assert [front_end.returncode for front_end in front_ends] == [0, 0]
-    refilled = (time.monotonic() - begin) * 500 / 60
-    assert 500 <= sum(admitted) <= 500 + refilled
-    # Had one addition of the thousands got lost, it would be missing here.
-    key = make_key("b", max_concurrent_requests=10**6)
-    assert 10**6 - Ledger([key], tmp_path).admit(key).remaining == 2 * 2000 + 1
+class TestTwoProcesses:
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Iterator[Callable[..., tuple[int, int]]]:
+        """What two front ends do at the same time: how often they were let in, and how many requests the ledger says
+        they have under way, of the 40,000 that they do."""
+        started: list[subprocess.Popen[str]] = []
+
+        def line(front_end: subprocess.Popen[str]) -> str:
+            assert front_end.stdout is not None
+            return front_end.stdout.readline().strip()
+
+        def run(manner: str, folder: str) -> tuple[int, int]:
+            shared = tmp_path / folder
+            shared.mkdir()
+            both = [
+                subprocess.Popen(
+                    [sys.executable, "-c", FRONT_END, str(shared), manner],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                for _ in range(2)
+            ]
+            started.extend(both)
+            assert [line(front_end) for front_end in both] == ["ready", "ready"]
+            for front_end in both:
+                assert front_end.stdin is not None
+                front_end.stdin.write("go\n")
+                front_end.stdin.flush()
+            admitted = sum(int(line(front_end)) for front_end in both)
+            assert [line(front_end) for front_end in both] == ["done", "done"]
+            key = make_key("b", max_concurrent_requests=10**6)
+            return admitted, 10**6 - Ledger([key], shared).admit(key).remaining - 1
+
+        yield run
+        for front_end in started:
+            front_end.communicate(timeout=60)
+            assert front_end.returncode == 0
+
+    def test_together_never_exceed_a_limit_and_lose_no_count(self, run: Callable[..., tuple[int, int]]) -> None:
+        begin = time.monotonic()
+        admitted, under_way = run("careful", "shared")
+        assert 500 <= admitted <= 500 + (time.monotonic() - begin) * 500 / 60
+        assert under_way == 2 * 20_000
+
+    def test_control_without_the_lock_they_lose_some(self, run: Callable[..., tuple[int, int]]) -> None:
+        assert any(run("careless", f"shared-{attempt}")[1] != 2 * 20_000 for attempt in range(5))
 
 
 @pytest.fixture
