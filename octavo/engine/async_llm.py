@@ -166,7 +166,7 @@ class AsyncLLM:
         self.engine_ready = engine_ready
         model = dataclasses.replace(self.config.model, max_model_len=engine_ready.max_model_len)
         self.config = dataclasses.replace(self.config, model=model)
-        self.metrics.on_ready(_cache_facts(self.config.cache, engine_ready))
+        self.metrics.on_ready(_cache_facts(self.config.cache, engine_ready), self._progress_of_step)
         text.input_processor.max_model_len = engine_ready.max_model_len
         self._input_processor = text.input_processor
         self._output_processor = OutputProcessor(text.tokenizer, self.metrics, self._slot.index, self.tracer)
@@ -185,6 +185,10 @@ class AsyncLLM:
         """How the engine does, as far as can be seen without asking it; all is well while it is being loaded."""
         heartbeat = None if self._client is None else self._client.heartbeat
         return Pulse() if heartbeat is None else heartbeat.pulse()
+
+    def _progress_of_step(self) -> tuple[float, bool]:
+        heartbeat = None if self._client is None else self._client.heartbeat
+        return (0.0, False) if heartbeat is None else (heartbeat.step_seconds(), heartbeat.pulse().is_overdue)
 
     @property
     def dead_error(self) -> EngineDeadError | None:

@@ -166,6 +166,11 @@ class HeartbeatView:
         """How the engine does."""
         return judge(self.read(), time.monotonic(), self.bounds)
 
+    def step_seconds(self) -> float:
+        """For how long the step in progress has gone on; 0: there is none."""
+        started = self.read().started
+        return time.monotonic() - started if started else 0.0
+
     def read(self) -> Beat:
         """What is there now, all of one step: no two begin at the same moment."""
         for _ in range(_MOST_READS):

@@ -9,7 +9,6 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
 import octavo
 from octavo.entrypoints.access import bound_priority, with_access
@@ -32,7 +31,7 @@ __all__ = ["build_app"]
 _Request = TypeVar("_Request", bound=RequestBody)
 
 
-def build_app(state: ServerState) -> ASGIApp:
+def build_app(state: ServerState) -> HttpCounting:
     """The app over one server's state, behind all that its config says of who may use it, and counted.
 
     Raises:

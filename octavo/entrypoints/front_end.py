@@ -50,7 +50,8 @@ class FrontEnd:
         self.hurried = asyncio.Event()
         self._chat_template = chat_template
         self._socket = sock
-        self._http = HttpServer(build_app(self.state), config)
+        app = build_app(self.state)
+        self._http = HttpServer(app, config, app.on_refused)
         self._http_task: asyncio.Task[None] | None = None
 
     def listen(self) -> "asyncio.Task[None]":

@@ -72,6 +72,10 @@ class HttpCounting:
                 response_bytes,
             )
 
+    def on_refused(self, status: int) -> None:
+        """For the HTTP server, which closes connections without asking any app."""
+        self._metrics.on_refused(status)
+
     def _handler(self, path: str) -> str:
         if path in self._routes:
             return path

@@ -7,7 +7,7 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -46,14 +46,16 @@ class HttpServer(uvicorn.Server):
     Args:
         app: an ASGI app.
         config: the server's settings.
+        on_refused: told the status of each connection that is closed from here.
 
     Raises:
         ConfigError: this process may open too few files, or the certificates cannot be used.
     """
 
-    def __init__(self, app: Any, config: ServerConfig) -> None:
+    def __init__(self, app: Any, config: ServerConfig, on_refused: Callable[[int], None]) -> None:
         _log_like_octavo(logging.getLogger("uvicorn"))
         self._limits = config.limits
+        self._count_refused = on_refused
         self._tls = Tls(config.http)
         self._refreshes_tls = config.http.enable_ssl_refresh
         super().__init__(
@@ -66,7 +68,7 @@ class HttpServer(uvicorn.Server):
                     HttpProtocol,
                     limits=config.limits,
                     max_connections=_max_connections(config.limits),
-                    on_refused=_log_refusal,
+                    on_refused=self._on_refused,
                 ),
                 ws="none",
                 lifespan="off",
@@ -74,6 +76,12 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=_LAST_RESORT_SECONDS,
             )
         )
+
+    def _on_refused(self, client: tuple[str, int] | None, status: int, message: str) -> None:
+        self._count_refused(status)
+        address = f"{client[0]}:{client[1]}" if client else "-"
+        fields = {"client": address, "status": status}
+        logger.info("connection of %s ended: %d %s", address, status, message, extra={"fields": fields})
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -156,12 +164,6 @@ def _notice_vanished_hosts(sock: socket.socket, write_timeout: float) -> None:
     for name, value in options.items():
         if hasattr(socket, name):  # Linux has all of them
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _log_refusal(client: tuple[str, int] | None, status: int, message: str) -> None:
-    address = f"{client[0]}:{client[1]}" if client else "-"
-    fields = {"client": address, "status": status}
-    logger.info("connection of %s ended: %d %s", address, status, message, extra={"fields": fields})
 
 
 def _log_like_octavo(uvicorn_logger: logging.Logger) -> None:

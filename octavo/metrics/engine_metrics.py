@@ -3,7 +3,7 @@
 Whoever sees the engine's outputs calls the ``on_*`` methods; nothing here knows where the numbers come from.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
@@ -50,6 +50,7 @@ class EngineMetrics:
         self._labels = {"model_name": model_name, "engine": str(engine_index)}
         self._stats = SchedulerStats()  # what the totals were at the last step
         self._table = MetricTable(folder, "engine-metrics")
+        self._progress = _Progress(self._labels)
         self._cache_info = _Info("vllm:cache_config_info", "The KV cache as it is; always 1.")
         self._declare_state()
         self._declare_tokens()
@@ -60,6 +61,7 @@ class EngineMetrics:
         self.registry = CollectorRegistry()
         self.registry.register(self._table)
         self.registry.register(self._cache_info)
+        self.registry.register(self._progress)
         register_process_metrics(self.registry, self._table.pids)
 
     def _declare_state(self) -> None:
@@ -164,8 +166,14 @@ class EngineMetrics:
     def _histogram(self, name: str, text: str, bounds: Iterable[float]) -> Histogram:
         return self._table.histogram(f"vllm:{name}", text, self._labels, bounds)
 
-    def on_ready(self, cache_facts: Mapping[str, object]) -> None:
-        """The engine is loaded, with such a KV cache: facts by the names of vLLM's options."""
+    def on_ready(self, cache_facts: Mapping[str, object], progress: Callable[[], tuple[float, bool]]) -> None:
+        """The engine is loaded.
+
+        Args:
+            cache_facts: of its KV cache, by the names of vLLM's options.
+            progress: tells for how many seconds the step in progress has gone on, and whether it is overdue.
+        """
+        self._progress.ask = progress
         self._cache_info.labels = {name: str(fact) for name, fact in cache_facts.items()}
         self._cache_info.labels["engine"] = self._labels["engine"]
 
@@ -247,6 +255,30 @@ class _Info(Collector):
         if self.labels:
             shown = GaugeMetricFamily(self._name, self._text, labels=list(self.labels))
             shown.add_metric(list(self.labels.values()), 1)
+            yield shown
+
+
+class _Progress(Collector):
+    """How the engine does at this moment, as every front end can see for itself."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = labels
+        self.ask: Callable[[], tuple[float, bool]] | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        if self.ask is None:
+            return
+        seconds, is_overdue = self.ask()
+        for name, text, value in (
+            ("octavo:step_age_seconds", "Time since the step in progress began; 0 between steps.", seconds),
+            (
+                "octavo:engine_overdue",
+                "1 while a step takes too long, or the engine is silent.",
+                is_overdue,
+            ),
+        ):
+            shown = GaugeMetricFamily(name, text, labels=list(self._labels))
+            shown.add_metric(list(self._labels.values()), value)
             yield shown
 
 

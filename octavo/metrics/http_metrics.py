@@ -18,6 +18,8 @@ _OTHER = "other"
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", _OTHER)
 _CLIENT_CLOSED_REQUEST = "499"
 _CODES = (*(str(status.value) for status in HTTPStatus if status >= HTTPStatus.OK), _CLIENT_CLOSED_REQUEST, _OTHER)
+# What the HTTP server itself may say, before or beside the app.
+_REFUSALS = ("400", "408", "413", "431", "499", "503", _OTHER)
 _KINDS = ("2xx", "3xx", "4xx", "5xx", _OTHER)
 
 
@@ -74,6 +76,12 @@ class HttpMetrics:
         self._disconnects = table.counter(
             "octavo:http_client_disconnects", "Requests whose client left before the end of the answer.", {}
         )
+        self._refusals = {
+            code: table.counter(
+                "octavo:http_connections_refused", "Connections that were closed on the server's side.", {"code": code}
+            )
+            for code in _REFUSALS
+        }
         table.seal()
         self._registry = CollectorRegistry()
         self._registry.register(table)
@@ -99,6 +107,11 @@ class HttpMetrics:
     def on_disconnect(self) -> None:
         """A client has left before the end of its answer."""
         self._disconnects.inc()
+
+    def on_refused(self, status: int) -> None:
+        """The HTTP server has closed a connection for this reason: too many, too slow, or no HTTP."""
+        code = str(status)
+        self._refusals[code if code in self._refusals else _OTHER].inc()
 
     def render(self) -> bytes:
         """All series in the text format."""

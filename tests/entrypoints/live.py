@@ -30,7 +30,8 @@ class LiveServer:
             limits=LimitsConfig(max_body_bytes=MAX_BODY_BYTES), logs=LogsConfig(disable_uvicorn_access_log=True)
         )
         self._state = ServerState(config)
-        self._http = HttpServer(build_app(self._state), config)
+        app = build_app(self._state)
+        self._http = HttpServer(app, config, app.on_refused)
         self._options = {"model": str(model), "dtype": "float32", "seed": 0, "num_gpu_blocks_override": 256} | options
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))

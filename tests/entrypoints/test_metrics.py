@@ -2,6 +2,7 @@
 traffic."""
 
 import re
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,6 +205,16 @@ def test_requests_that_are_refused_before_any_route_are_counted_with_their_path(
     assert 'http_requests_total{handler="/v1/models",method="GET",status="2xx"} 2.0' in text
     assert 'octavo:http_responses_total{code="401"} 1.0' in text
     assert "/metrics" not in text
+
+
+def test_connections_that_the_http_server_refuses_are_counted(live: LiveServer) -> None:
+    before = Numbers(live)
+    with socket.create_connection(("127.0.0.1", httpx.URL(live.url).port or 0)) as client:
+        client.sendall(b"no HTTP at all\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 400")
+    numbers = Numbers(live, before)
+    assert numbers("octavo:http_connections_refused_total", "400") == 1
+    assert numbers("octavo:http_responses_total", "400") == 0
 
 
 def test_any_front_end_tells_the_sum_over_all(tiny_llama_dir: Path) -> None:

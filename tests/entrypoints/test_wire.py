@@ -202,7 +202,9 @@ def test_a_connection_without_a_request_is_closed(serve: Serve) -> None:
 
 @pytest.mark.parametrize("sent", [b"G", b"GET /health HTTP/1.1\r\nA: b", b"\r\n"])
 def test_headers_that_never_end_are_refused(serve: Serve, sent: bytes) -> None:
-    assert "--request-header-timeout" in refusal(serve(request_header_timeout=0.2).talk(sent), 408)
+    wire = serve(request_header_timeout=0.2)
+    assert "--request-header-timeout" in refusal(wire.talk(sent), 408)
+    assert wire.refused == [408]  # counted
 
 
 @pytest.mark.parametrize("first", [b"", HEALTH.replace(b"close", b"keep-alive")], ids=["first", "second"])

@@ -19,6 +19,7 @@ class WireServer:
 
     Attributes:
         num_connections: those that are open now.
+        refused: the statuses of the connections that it has closed.
         unsent: bytes that wait in this process for the client that reads least.
     """
 
@@ -34,7 +35,8 @@ class WireServer:
         self._socket = sock or socket.create_server(("127.0.0.1", 0), backlog=2048)
         self.address = self._socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
-        self._http = HttpServer(app, config)
+        self.refused: list[int] = []
+        self._http = HttpServer(app, config, self.refused.append)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         deadline = time.monotonic() + 20

@@ -191,8 +191,19 @@ def test_old_names_that_dashboards_know_tell_the_same(metrics: EngineMetrics, ol
 
 def test_the_size_of_the_cache_is_told_when_it_is_known(metrics: EngineMetrics) -> None:
     assert b"cache_config_info" not in metrics.render()
-    metrics.on_ready({"block_size": 16, "num_gpu_blocks": 9})
+    metrics.on_ready({"block_size": 16, "num_gpu_blocks": 9}, lambda: (0.5, False))
     assert 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="9"} 1.0' in metrics.render().decode()
+
+
+def test_the_step_in_progress_is_looked_at_when_somebody_asks(metrics: EngineMetrics) -> None:
+    assert b"octavo:step_age_seconds" not in metrics.render()
+    state = [(0.0, False), (70.5, True)]
+    metrics.on_ready({}, lambda: state.pop())
+    labels = 'engine="0",model_name="m"'
+    for seconds, overdue in (("70.5", "1.0"), ("0.0", "0.0")):
+        lines = metrics.render().decode().splitlines()
+        assert f"octavo:step_age_seconds{{{labels}}} {seconds}" in lines
+        assert f"octavo:engine_overdue{{{labels}}} {overdue}" in lines
 
 
 def test_two_engines_in_one_process_do_not_meet() -> None:

@@ -23,7 +23,7 @@ index = int(sys.argv[2])
 folder = MetricsFolder(Path(sys.argv[1]), index, 3)
 engine = EngineMetrics("m", max_model_len=512, folder=folder)
 http = HttpMetrics(["/a"], folder)
-engine.on_ready({"block_size": 16})
+engine.on_ready({"block_size": 16}, lambda: (0.5, False))
 for turn in range(1000):
     engine.on_outputs(StepCounts(5, 2, 3, [0.03 * index], {0.02: 2, 0.5: 1}))
     http.on_answered("/a", "GET", 200, 0.2, 10, 20)
@@ -54,7 +54,7 @@ def test_every_front_end_tells_the_sum_over_all_of_them(tmp_path: Path) -> None:
     # The third is this process.
     folder = MetricsFolder(tmp_path, 2, 3)
     engine, http = EngineMetrics("m", max_model_len=512, folder=folder), HttpMetrics(["/a"], folder)
-    engine.on_ready({"block_size": 16})
+    engine.on_ready({"block_size": 16}, lambda: (0.5, False))
     http.on_answered("/a", "GET", 404, 0.2, 0, 0)
     try:
         for process in processes:
@@ -82,7 +82,7 @@ def test_every_front_end_tells_the_sum_over_all_of_them(tmp_path: Path) -> None:
     assert found['http_request_size_bytes_sum{handler="/a"}'] == 20_000
 
     alone, http_alone = EngineMetrics("m", max_model_len=512), HttpMetrics(["/a"])
-    alone.on_ready({"block_size": 16})
+    alone.on_ready({"block_size": 16}, lambda: (0.5, False))
     http_alone.on_answered("/a", "GET", 200, 0.2, 10, 20)
     http_alone.on_answered("/a", "GET", 404, 0.2, 10, 20)
     assert samples(alone.render().decode() + http_alone.render().decode()).keys() == found.keys()
