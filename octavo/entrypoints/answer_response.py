@@ -4,6 +4,7 @@ Nothing is sent before the first event is there, so that whatever goes wrong unt
 has its own status. What goes wrong later is told by an event. Every stream that was begun ends with ``data: [DONE]``.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from octavo.entrypoints.active_requests import ActiveRequests
 from octavo.entrypoints.errors import error_event
 from octavo.entrypoints.openai import Answer
-from octavo.entrypoints.openai.responses import encode
+from octavo.entrypoints.openai.responses import encode, encode_in_pieces
 from octavo.errors import OctavoError
 from octavo.logging import init_logger
 
@@ -47,6 +48,7 @@ class AnswerResponse(Response):
         self._create = create
         self._active = active
         self._headers_of = headers_of
+        self._body = b""
         self._begun = False  # a stream: its status has been sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,8 +67,7 @@ class AnswerResponse(Response):
             if self._begun:
                 await _end(send, _DONE)
             else:
-                body = encode(answer.content)
-                response = Response(body, headers=self._headers_of(answer), media_type="application/json")
+                response = Response(self._body, headers=self._headers_of(answer), media_type="application/json")
                 await response(scope, receive, send)
 
     async def _work(self, scope: Scope, send: Send) -> Answer:
@@ -80,6 +81,10 @@ class AnswerResponse(Response):
                 await send({"type": "http.response.body", "body": first, "more_body": True})
                 async for event in events:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
+        elif answer.has_tables:
+            self._body = await asyncio.to_thread(encode_in_pieces, answer.content)
+        else:
+            self._body = encode(answer.content)
         return answer
 
     async def _begin(self, answer: Answer, send: Send) -> None:

@@ -20,7 +20,7 @@ from octavo.entrypoints.ignored_fields import remarks, unknown_fields
 from octavo.entrypoints.openai import Answer, ChatCompletionRequest, CompletionRequest, RequestBody
 from octavo.entrypoints.openai.responses import encode
 from octavo.entrypoints.openapi import describe
-from octavo.entrypoints.request_body import read_json_object
+from octavo.entrypoints.request_body import read_request
 from octavo.entrypoints.request_ids import checked_request_id, request_id_of
 from octavo.entrypoints.server_state import ServerState
 from octavo.errors import OctavoError
@@ -135,8 +135,7 @@ async def _answer(state: ServerState, request: Request, serving: _Serving[_Reque
     name = request_id_of(request.scope)
     state.continue_trace(request.headers)
     try:
-        body = await read_json_object(request, state.config.limits.max_body_bytes)
-        asked = serving.parse(body)
+        asked = await read_request(request, state.config.limits.max_body_bytes, serving.parse)
         if isinstance(asked, ChatCompletionRequest | CompletionRequest):
             asked.priority = bound_priority(request.scope, asked.priority)
         ignored = asked.ignored_fields()

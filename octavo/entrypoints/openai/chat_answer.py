@@ -59,6 +59,7 @@ class ChatAnswer:
         self._id = request_id
         self._model = model
         self._created = int(time.time())
+        self.has_tables = request.has_logprobs or bool(request.logprobs)
         self.token_count = TokenCount(len(inputs.prompt_token_ids))
         self._echo = request.echoed_text()
         self._prompt_token_ids = inputs.prompt_token_ids if request.return_token_ids else UNSET
@@ -67,11 +68,10 @@ class ChatAnswer:
         """The whole answer."""
         choices: list[ChatChoice] = []
         tables: PromptLogprobTables | None = None
-        has_tables = self._request.has_logprobs or bool(self._request.logprobs)
         async with aclosing(outputs):
             async for output in outputs:
                 self.token_count.add(output)
-                choices += await in_turn(functools.partial(self._choices, output), has_tables)
+                choices += await in_turn(functools.partial(self._choices, output), self.has_tables)
                 tables = output.prompt_logprobs
         answer = ChatCompletion(
             id=self._id,
@@ -85,7 +85,7 @@ class ChatAnswer:
         if self._request.prompt_logprobs is not None and tables is not None:
             token_ids = self._inputs.prompt_token_ids
             form = functools.partial(LogprobForms.prompt, token_ids, tables, self._request.prompt_logprobs)
-            answer.prompt_logprobs = await in_turn(form, has_tables)
+            answer.prompt_logprobs = await in_turn(form, self.has_tables)
         return answer
 
     def _choices(self, output: RequestOutput) -> list[ChatChoice]:

@@ -50,6 +50,7 @@ class CompletionAnswer:
         every_entry = request.logprobs == -1 or request.logprob_token_ids is not None
         num_top = None if every_entry else request.logprobs or 0
         self._forms = LogprobForms(tokenizer, num_top, bool(request.return_tokens_as_token_ids))
+        self.has_tables = request.has_logprobs or request.logprobs is not None
         self.token_count = TokenCount(sum(len(item.prompt_token_ids) for item in inputs))
         self._places = {item.request_id: index for index, item in enumerate(inputs)}
         self._echoes: dict[int, str] = {}  # text of the prompt, by prompt
@@ -60,10 +61,9 @@ class CompletionAnswer:
     async def collect(self, outputs: AsyncGenerator[RequestOutput, None]) -> Completion:
         """The whole answer."""
         choices: list[CompletionChoice] = []
-        has_tables = self._request.has_logprobs or self._request.logprobs is not None
         async with aclosing(outputs):
             async for output in outputs:
-                choices += await in_turn(functools.partial(self._choices, output), has_tables)
+                choices += await in_turn(functools.partial(self._choices, output), self.has_tables)
         choices.sort(key=lambda choice: choice.index)
         return self._body(choices, self.token_count.usage())
 

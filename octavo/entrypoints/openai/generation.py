@@ -37,6 +37,7 @@ class Answer:
         content: the body, or a stream's events.
         num_truncated: tokens that were cut from the prompts, because the request says so.
         token_count: of the request, as far as it has come.
+        has_tables: of logprobs, so that it may be large.
         unread: names of fields that turned out to have no effect: variables that the chat template never reads.
     """
 
@@ -44,6 +45,7 @@ class Answer:
     num_truncated: int = 0
     unread: tuple[str, ...] = ()
     token_count: "TokenCount | None" = None
+    has_tables: bool = False
 
 
 async def process_prompts(

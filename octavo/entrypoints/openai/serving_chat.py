@@ -85,4 +85,5 @@ class OpenAIServingChat:
         answer = ChatAnswer(request, request_id, model, inputs, self._engine.tokenizer, split)
         outputs = self._engine.generate_from(inputs)
         content = answer.stream(outputs) if request.stream else await answer.collect(outputs)
-        return Answer(content, inputs.num_truncated_prompt_tokens, unread_fields(rendered.unread), answer.token_count)
+        unread = unread_fields(rendered.unread)
+        return Answer(content, inputs.num_truncated_prompt_tokens, unread, answer.token_count, answer.has_tables)

@@ -67,7 +67,7 @@ class OpenAIServingCompletion:
         answer = CompletionAnswer(request, request_id, model, inputs, self._engine.tokenizer)
         outputs = self._engine.generate_from(*inputs)
         content = answer.stream(outputs) if request.stream else await answer.collect(outputs)
-        return Answer(content, answer.num_truncated, token_count=answer.token_count)
+        return Answer(content, answer.num_truncated, token_count=answer.token_count, has_tables=answer.has_tables)
 
 
 def _check_prompt_tables(inputs: "list[EngineInputs]", vocab_size: int) -> None:
