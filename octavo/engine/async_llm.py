@@ -367,6 +367,8 @@ class AsyncLLM:
                     await news.wait()
                 before, going_on, something = going_on, [], False
                 for state in before:
+                    if work := state.table_work():
+                        await asyncio.to_thread(work)
                     output = state.take()
                     if state.error is not None:
                         raise state.error

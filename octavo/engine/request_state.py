@@ -10,6 +10,7 @@ from octavo.engine.input_processor import EngineInputs
 from octavo.engine.logprob_tables import TokenTexts, logprob_table
 from octavo.engine.text_stream import TextStream
 from octavo.errors import RequestError, RequestFailedError
+from octavo.logging import init_logger, one_line
 from octavo.tokenizers import StopMatcher, Tokenizer
 from octavo.types import (
     CompletionOutput,
@@ -26,6 +27,11 @@ from octavo.types import (
 )
 
 __all__ = ["Choice", "RequestState"]
+
+logger = init_logger(__name__)
+
+# Entries of logprob tables that are made at once, where others may be waiting.
+_MOST_INLINE_ENTRIES = 2048
 
 
 class Choice:
@@ -82,8 +88,7 @@ class Choice:
     def add(self, output: EngineCoreOutput) -> None:
         """Takes in what a step produced; it may end with a stop string where the engine went on."""
         if output.new_prompt_logprobs is not None and self.state.prompt_logprobs is not None:
-            tables = (logprob_table(position, self._texts) for position in output.new_prompt_logprobs)
-            self.state.prompt_logprobs.extend(tables)
+            self.state.add_tables(self.state.prompt_logprobs, output.new_prompt_logprobs, self._texts)
         token_ids = output.new_token_ids
         if token_ids:
             stop = None
@@ -104,8 +109,8 @@ class Choice:
 
     def _extend_logprobs(self, positions: list[PositionLogprobs]) -> None:
         assert self.logprobs is not None
+        self.state.add_tables(self.logprobs, positions, self._texts)
         for logprobs in positions:
-            self.logprobs.append(logprob_table(logprobs, self._texts))
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprobs.logprobs[0]
 
     def end(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
@@ -183,6 +188,7 @@ class RequestState:
         # Nothing comes before the first token.
         self.prompt_logprobs: PromptLogprobTables | None = None if inputs.params.prompt_logprobs is None else [None]
         self._delta = inputs.params.output_kind == RequestOutputKind.DELTA
+        self._tables: list[tuple[list[Any], list[PositionLogprobs], TokenTexts | None]] = []
 
     @property
     def finished(self) -> bool:
@@ -203,12 +209,42 @@ class RequestState:
             now=now,
         )
 
+    def add_tables(self, tables: list[Any], positions: list[PositionLogprobs], texts: TokenTexts | None) -> None:
+        """Puts the tables of ``positions`` at the end of ``tables``: many are made when something is taken."""
+        num_entries = sum(len(position.token_ids) for position in positions)
+        if self._tables or num_entries > _MOST_INLINE_ENTRIES:
+            self._tables.append((tables, positions, texts))
+        else:
+            tables.extend(logprob_table(position, texts) for position in positions)
+
+    def table_work(self) -> Callable[[], None] | None:
+        """Makes the tables that are left to be made so far, in any thread, but before something is taken."""
+        work, self._tables = self._tables, []
+
+        def make() -> None:
+            try:
+                for tables, positions, texts in work:
+                    tables.extend(logprob_table(position, texts) for position in positions)
+            except Exception as error:
+                logger.exception("the logprobs of request %s could not be processed", self.inputs.request_id)
+                cause = one_line(f"{type(error).__name__}: {error}")
+                self.error = RequestFailedError(f"the output could not be processed: {cause}")
+                self.prompt_logprobs = None
+                for choice in self.choices:
+                    choice.logprobs = None
+                    if choice.finish_reason is not None:  # the others will be aborted
+                        choice.finish_reason = FinishReason.ERROR
+
+        return make if work else None
+
     def take(self) -> RequestOutput | None:
         """What has come since the last call, in the form that was asked for; None: nothing to give yet."""
         choices, delta = self.choices, self._delta
         if not self.changed or (self.final_only and not self.finished) or self._prompt_logprobs_to_come():
             return None
         self.changed = False
+        if work := self.table_work():
+            work()
         taken = [choice.take(delta) for choice in choices if choice.changed or not delta]
         output = RequestOutput(
             request_id=self.inputs.request_id,

@@ -3,6 +3,7 @@
 The tokenizer is a real one whose tokens are single bytes, so that every character boundary can be hit.
 """
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,44 @@ def test_logprobs_zero_means_the_sampled_token_and_none_means_no_tables(bench: B
     assert plain is not None
     assert output.outputs[0].logprobs == [{a: Logprob(-0.5, 3, "a")}]
     assert (plain.outputs[0].logprobs, plain.outputs[0].cumulative_logprob) == (None, None)
+
+
+def large_prompt(bench: Bench, request_id: str = "a", **params: Any) -> RequestState:
+    """A request whose engine has told the logprobs of its prompt, many thousand, and a first token's."""
+    a, b, c = bench.tokenizer.encode("abc")
+    state = bench.add(request_id, prompt_logprobs=1, logprobs=1, **params)
+    positions = [PositionLogprobs([a, b] * 100, [-0.5, -1.0] * 100, 1) for _ in range(100)]
+    bench.step(EngineCoreOutput(request_id, [], new_prompt_logprobs=positions))
+    bench.step(EngineCoreOutput(request_id, [c], [PositionLogprobs([c, a], [-3.0, -0.5], 7)]))
+    return state
+
+
+def test_large_tables_are_made_when_they_are_taken_and_before_in_any_thread(bench: Bench) -> None:
+    by_take, by_thread = large_prompt(bench, "a"), large_prompt(bench, "b")
+    assert by_take.prompt_logprobs == [None]  # the loop that takes in steps has others to serve
+    work = by_thread.table_work()
+    assert work is not None
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert by_thread.table_work() is None
+    first, second = by_take.take(), by_thread.take()
+    assert first is not None
+    assert second is not None
+    assert first.prompt_logprobs == second.prompt_logprobs
+    assert len(first.prompt_logprobs or []) == 101
+    assert first.outputs == second.outputs
+    assert len(first.outputs[0].logprobs or []) == 1
+
+
+def test_large_tables_that_cannot_be_made_fail_their_own_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = large_prompt(bench)
+    monkeypatch.setattr("octavo.engine.request_state.logprob_table", lambda *_: 1 / 0)
+    output = state.take()
+    assert output is not None
+    assert (output.prompt_logprobs, output.outputs[0].logprobs) == (None, None)
+    assert isinstance(state.error, RequestFailedError)
+    assert bench.processor.abort(["a"]) == ["a"]  # it is still under way in the engine
 
 
 # ---- choices --------------------------------------------------------------------------------------------------------
