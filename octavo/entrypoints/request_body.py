@@ -21,8 +21,8 @@ _decode = msgspec.json.Decoder().decode
 
 # So much is decoded in less time than a thread would take to begin.
 _LONGEST_INLINE = 64 * 1024
-# A tenth of a second's work each: many fields are slow, ids of tokens are not.
-_MOST_CONTAINERS = 1 << 17
+# A tenth or two of a second's work each: many fields are slow, ids of tokens are not.
+_MOST_CONTAINERS = 1 << 19
 _MOST_VALUES = (1 << 22) + (1 << 16)
 _SLICE = 1 << 20
 
