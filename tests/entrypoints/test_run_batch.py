@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -43,11 +44,20 @@ def by_id(path: Path) -> dict[str, dict[str, Any]]:
 
 
 class FakeEngine(FakeAsyncLLM):
-    """The rest of AsyncLLM's surface that a batch uses."""
+    """The rest of AsyncLLM's surface that a batch uses. ``dies``: as soon as it is ready."""
+
+    def __init__(self, **stated: Any) -> None:
+        super().__init__(**stated)
+        self.dies = False
 
     async def ready(self) -> None:
         if self.dead_error is not None:
             raise self.dead_error
+
+    async def wait_dead(self) -> EngineDeadError:
+        if not self.dies:
+            await asyncio.get_running_loop().create_future()
+        return EngineDeadError("killed by signal 9")
 
     def shutdown(self) -> None:
         assert not self.running
@@ -235,6 +245,18 @@ def test_an_engine_that_dies_ends_the_run_and_keeps_what_was_answered(
     engine.fail_after = None
     assert batch(*lines) == 0
     assert set(by_id(tmp_path / "out.jsonl")) == {"a", "b", "c"}
+
+
+def test_an_engine_that_dies_while_nothing_is_asked_ends_the_run(engine: FakeEngine, tmp_path: Path) -> None:
+    """The input is a pipe that stays open."""
+    os.mkfifo(tmp_path / "in")
+    pipe = os.open(tmp_path / "in", os.O_RDWR)
+    os.write(pipe, line("a").encode())
+    engine.dies = True
+    options = BatchOptions(input_file=str(tmp_path / "in"), output_file=str(tmp_path / "out.jsonl"))
+    with pytest.raises(EngineDeadError, match="killed by signal 9"):
+        run_batch(EngineArgs(model="m"), options)
+    os.close(pipe)
 
 
 def test_only_so_many_requests_are_in_flight(

@@ -75,7 +75,7 @@ def line_id(line: bytes) -> str:
 
 
 def answer_line(
-    line: bytes,
+    answer_id: str,
     custom_id: str,
     status: int,
     request_id: str,
@@ -84,13 +84,14 @@ def answer_line(
 ) -> bytes:
     """Args:
 
+    answer_id: line_id of the line that is answered.
     body: what the route answers.
     headers: what the route would have said beside it; left out where there are none.
     """
     response: dict[str, Any] = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(encode(body))}
     if headers:
         response["headers"] = headers
-    return _line({"id": line_id(line), "custom_id": custom_id, "response": response, "error": None})
+    return _line({"id": answer_id, "custom_id": custom_id, "response": response, "error": None})
 
 
 def error_line(line: bytes, number: int, bad: BadLine) -> bytes:

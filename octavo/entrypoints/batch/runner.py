@@ -134,15 +134,21 @@ class _Batch:
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, _settle, signalled, signum)
         work = asyncio.create_task(self._work(), name="batch")
+        death = asyncio.create_task(self._engine.wait_dead(), name="engine-death")
         try:
-            await asyncio.wait((work, signalled), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, signalled, death), return_when=asyncio.FIRST_COMPLETED)
+            if death.done() and self._began is None:  # it could not be loaded, which the other task tells better
+                await asyncio.wait((work, signalled), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
                 return 0
-            return 128 + signalled.result()
+            if signalled.done():
+                return 128 + signalled.result()
+            raise death.result()
         finally:
             work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            death.cancel()
+            await asyncio.gather(work, death, return_exceptions=True)
             self._engine.shutdown()
             self._progress.stop()
             if self._began is not None:
@@ -164,7 +170,7 @@ class _Batch:
                     await slots.acquire()
                     assert line.text is not None
                     self._in_flight += 1
-                    task = group.create_task(self._serve(services, line.text, request))
+                    task = group.create_task(self._serve(services, line_id(line.text), request))
                     task.add_done_callback(lambda _: slots.release())
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None  # they have one cause, or the first is as good as any
@@ -201,7 +207,7 @@ class _Batch:
             return None
         return request
 
-    async def _serve(self, services: Services, line: bytes, request: BatchRequest) -> None:
+    async def _serve(self, services: Services, answer_id: str, request: BatchRequest) -> None:
         """Answers one request. The engine's death is raised: what it left unanswered is for the next run."""
         serving = getattr(services, ROUTES[request.url])
         request_id = serving.id_prefix + uuid.uuid4().hex
@@ -225,7 +231,7 @@ class _Batch:
             self._in_flight -= 1
             self._one_ended.set()
             self._one_ended = asyncio.Event()
-        self._output.add(answer_line(line, request.custom_id, status, request_id, body, headers))
+        self._output.add(answer_line(answer_id, request.custom_id, status, request_id, body, headers))
         self._counts["answered"] += 1
         self._progress.advance(self._task)
 
