@@ -1,6 +1,7 @@
 """A scripted server for the load generator, ended with the test."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -8,12 +9,12 @@ from tests.bench.scripted import Script, ScriptedServer
 
 
 @pytest.fixture
-def scripted() -> Iterator[Callable[[Script], ScriptedServer]]:
-    """``scripted(script)`` → ScriptedServer."""
+def scripted() -> Iterator[Callable[..., ScriptedServer]]:
+    """``scripted(script, …)`` → ScriptedServer."""
     started: list[ScriptedServer] = []
 
-    def start(script: Script) -> ScriptedServer:
-        started.append(ScriptedServer(script))
+    def start(script: Script, **options: Any) -> ScriptedServer:
+        started.append(ScriptedServer(script, **options))
         return started[-1]
 
     yield start

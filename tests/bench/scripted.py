@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -47,15 +48,15 @@ class ScriptedServer:
         most: requests under way at once.
     """
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, tls: ssl.SSLContext | None = None) -> None:
         self.script = script
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
         self.connections = 0
         self.most = self._now = 0
         self._loop = asyncio.new_event_loop()
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls))
         self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'' if tls is None else 's'}://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 

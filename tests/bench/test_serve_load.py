@@ -1,11 +1,13 @@
 """The load generator against a scripted server: what it sends, when, and what it takes for an answer."""
 
 import itertools
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import trustme
 
 from octavo.bench.serve import ArrivalOptions, BenchPrompt, EventReader, Load, Outcome, StreamReader, Target, run_load
 from octavo.errors import ConfigError, OctavoError
@@ -133,6 +135,20 @@ def test_a_connection_that_has_long_been_idle_is_not_used_again(scripted: Script
     seldom = ArrivalOptions(request_rate=0.8, burstiness=float("inf"))
     assert kinds(load(server, PROMPTS[:2], arrivals=seldom)) == [None] * 2
     assert server.connections == 2
+
+
+@pytest.mark.parametrize(("insecure", "kind"), [(False, "connect"), (True, None)])
+def test_a_certificate_that_nobody_vouches_for_is_taken_only_where_that_is_said(
+    scripted: Callable[..., ScriptedServer], insecure: bool, kind: str | None
+) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
+    server = scripted(lambda number, body: whole(body), tls=tls)
+    target = Target(base_url=server.url, endpoint="/v1/completions", insecure=insecure)
+    done = run_load(target, PROMPTS[:2], ArrivalOptions())
+    assert kinds(done) == [kind] * 2
+    if kind is not None:
+        assert "CERTIFICATE_VERIFY_FAILED" in str(done.outcomes[0].failure)
 
 
 def test_no_server_is_a_failure_of_every_request(scripted: Scripted) -> None:
