@@ -140,6 +140,14 @@ _ERRORS = {
     500: "The request could not be finished, or the server failed.",
     503: "The model is loading, or the server is going down or overloaded.",
 }
+_KEY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+_UNAUTHORIZED = {
+    "description": "The server has API keys, and the request brings none of them.",
+    "content": {"application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}},
+}
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
@@ -165,8 +173,20 @@ def describe(app: FastAPI) -> dict[str, Any]:
         paths[path]["get"]["responses"]["503"] = {"description": meaning, "content": _json_content(Health)}
     text = {"description": "Prometheus's text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
     paths["/metrics"]["get"]["responses"] = {"200": text} | _errors(500, 503)
-    document["components"] = {"schemas": _schemas()}
+    _describe_keys(document)
     return document
+
+
+def _describe_keys(document: dict[str, Any]) -> None:
+    """A server may have API keys, which are to be brought to all but its probes."""
+    document["security"] = [*({name: []} for name in _KEY_SCHEMES), {}]
+    document["components"] = {"schemas": _schemas(), "securitySchemes": _KEY_SCHEMES}
+    for path, methods in document["paths"].items():
+        for route in methods.values():
+            if path in _UNWELL:
+                route["security"] = []
+            else:
+                route["responses"]["401"] = _UNAUTHORIZED
 
 
 def _json_content(kind: type) -> dict[str, Any]:

@@ -37,7 +37,7 @@ _READABLE_HEADERS = (
     "x-octavo-truncated",
 )
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/A-Z]+")
-_ROOT_PATH = re.compile(r"(/[!-.0-~]+)+")
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~@:+-]+)+")
 
 
 def with_access(app: ASGIApp, config: AccessConfig, shared_dir: Path | None = None) -> ASGIApp:

@@ -172,6 +172,15 @@ class TestEveryDoor:
             assert open_to_nobody(server) == []
 
 
+def test_the_description_says_what_needs_a_key(closed: Any) -> None:
+    document = closed.get("/openapi.json", headers={"x-api-key": KEY}).json()
+    described = {path: route for path, methods in document["paths"].items() for route in methods.values()}
+    open_ones = {path for path, route in described.items() if route.get("security") == []}
+    assert open_ones == {path for path, route in described.items() if "401" not in route["responses"]}
+    assert open_ones == {"/health", "/live", "/ready"} & set(described)
+    assert [*document["components"]["securitySchemes"]] == ["bearer", "x-api-key"]
+
+
 class TestTheProbes:
     def test_need_no_key(self, closed: Any) -> None:
         assert closed.get("/health").status_code == 200

@@ -107,7 +107,9 @@ class TestRootPath:
         for path in ("/llm/health", "/llm/v1/models", "/v1/models", "/llm", "/llm/"):
             assert server.get(path).status_code == 401
 
-    @pytest.mark.parametrize("path", ["llm", "/llm/", "/", "//llm", "/a//b", "/l m", "/llм", "http://a/llm"])
+    @pytest.mark.parametrize(
+        "path", ["llm", "/llm/", "/", "//llm", "/a//b", "/l m", "/llм", "/a?b", "/a%2f", "http://a/llm"]
+    )
     def test_must_look_like_one(self, make: Callable[..., Any], path: str) -> None:
         with pytest.raises(ConfigError, match="--root-path must be like /prefix"):
             make(root_path=path)
