@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 
 DESCRIBED = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 BODIES = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
-READS = ["/v1/models", "/v1/models/{name}", "/health", "/version", "/metrics"]
+READS = ["/v1/models", "/v1/models/{name}", "/health", "/live", "/ready", "/version", "/metrics"]
 EXAMPLES = settings(
     max_examples=60,
     deadline=None,
