@@ -8,18 +8,15 @@ whoever made it is gone or has done so.
 import contextlib
 import logging
 import os
-import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from octavo.engine.private_folder import remove_private_folder
-from octavo.errors import ConfigError
+from octavo.engine.private_folder import make_private_folder, name_private_folder, remove_private_folder
 
 __all__ = ["ChildProcess", "LifeLine", "describe_exit"]
 
@@ -40,18 +37,17 @@ class ChildProcess:
     """
 
     def __init__(self, module: str, socket_dir: Path | None = None, pass_fds: Sequence[int] = ()) -> None:
+        self.socket_dir = socket_dir or name_private_folder()
         self._process = _start(module, pass_fds)
         self._exit_code: int | None = None
         # The child knows the folder before it is there: from then on there is no moment at which it could be left.
-        self.socket_dir = socket_dir or Path(tempfile.gettempdir()) / f"octavo-{secrets.token_hex(8)}"
         self.send(str(self.socket_dir).encode())
         if socket_dir is None:
             try:
-                self.socket_dir.mkdir(mode=0o700)
-            except OSError as error:
+                make_private_folder(self.socket_dir)
+            except BaseException:
                 self.kill()
-                message = f"no folder for sockets can be made: {error.strerror}: {self.socket_dir}; set TMPDIR"
-                raise ConfigError(message) from error
+                raise
 
     @property
     def pid(self) -> int:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from octavo.errors import ConfigError
+
 __all__ = ["HEARTBEAT_FILE", "Beat", "Bounds", "Heartbeat", "HeartbeatView", "Pulse", "judge"]
 
 HEARTBEAT_FILE = "heartbeat"
@@ -110,8 +112,11 @@ class Heartbeat:
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, _SIZE)
+            # Not ftruncate: a page that then finds no room on the disk ends the process that writes to it.
+            os.posix_fallocate(descriptor, 0, _SIZE)
             self._fields = memoryview(mmap.mmap(descriptor, _SIZE)).cast("d")
+        except OSError as error:
+            raise ConfigError(f"{path.parent} has no room for the heartbeat: {error.strerror}; set TMPDIR") from error
         finally:
             os.close(descriptor)
         self._bounds = Bounds()

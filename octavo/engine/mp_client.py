@@ -7,7 +7,6 @@ for bad news too.
 
 import asyncio
 import itertools
-import tempfile
 import time
 import weakref
 from collections import deque
@@ -21,7 +20,12 @@ from octavo.config import OctavoConfig
 from octavo.engine.child_process import describe_exit
 from octavo.engine.engine_process import EngineHost, EngineProcess, EngineThread, engine_child
 from octavo.engine.heartbeat import HEARTBEAT_FILE, HeartbeatView
-from octavo.engine.private_folder import has_note, remove_private_folder
+from octavo.engine.private_folder import (
+    has_note,
+    make_private_folder,
+    name_private_folder,
+    remove_private_folder,
+)
 from octavo.engine.serial import (
     EngineLaunch,
     EngineMessage,
@@ -87,7 +91,9 @@ class _Connection:
     def to_new_engine(cls, config: OctavoConfig, own_process: bool, num_front_ends: int) -> "_Connection":
         """Starts the engine, too; ``num_front_ends`` may connect to it, this one included."""
         child = engine_child() if own_process else None
-        socket_dir = child.socket_dir if child is not None else Path(tempfile.mkdtemp(prefix="octavo-"))
+        socket_dir = child.socket_dir if child is not None else name_private_folder()
+        if child is None:
+            make_private_folder(socket_dir)
         try:
             made = cls(socket_dir)
         except BaseException:

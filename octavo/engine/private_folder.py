@@ -2,12 +2,40 @@
 
 import contextlib
 import os
+import secrets
 import shutil
+import tempfile
 from pathlib import Path
 
-__all__ = ["has_note", "note_socket", "remove_noted_socket", "remove_private_folder"]
+from octavo.errors import ConfigError
+
+__all__ = [
+    "has_note",
+    "make_private_folder",
+    "name_private_folder",
+    "note_socket",
+    "remove_noted_socket",
+    "remove_private_folder",
+]
 
 _NOTE = "socket-elsewhere"
+
+
+def name_private_folder() -> Path:
+    """Of a folder that is not there yet. ConfigError if there is no place for one."""
+    try:
+        root = tempfile.gettempdir()
+    except OSError:
+        raise ConfigError("there is no folder for temporary files that can be written to; set TMPDIR to one") from None
+    return Path(root) / f"octavo-{secrets.token_hex(8)}"
+
+
+def make_private_folder(folder: Path) -> None:
+    """Mode 0700. ConfigError if it cannot be made."""
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"no folder for sockets can be made: {error.strerror}: {folder}; set TMPDIR") from error
 
 
 def note_socket(path: Path, folder: Path | None) -> str:

@@ -8,6 +8,7 @@ import torch
 from octavo.checkpoints import read_model_facts
 from octavo.config import EngineArgs, OctavoConfig, resolve_config
 from octavo.core.kv_cache import make_kv_cache_config
+from octavo.kernels.native.recording import RecordedForward
 from octavo.platforms import current_platform
 from octavo.types import CachedRequestData, NewRequestData, SamplingParams, SchedulerOutput
 from octavo.worker import Worker
@@ -83,3 +84,32 @@ def test_a_batch_gives_the_greedy_tokens_of_transformers(worker: Worker, tiny_ll
         expected = before.log_softmax(dim=-1).amax(dim=-1).tolist()
         assert logprobs == pytest.approx(expected, abs=1e-4)
         assert len(logprobs) == NUM_TOKENS
+
+
+def test_a_step_that_failed_leaves_nothing_in_what_is_replayed_after_it(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_anew() -> None:
+        worker.execute_model(SchedulerOutput(0, [], CachedRequestData.empty(), {}, 0, list(PROMPTS), []))
+        worker.sample_tokens()
+
+    start_anew()
+    expected = generate(worker)
+    run, left = RecordedForward.run, [0]
+
+    def failing(self: RecordedForward, rows: int, requests: int) -> torch.Tensor:
+        hidden = run(self, rows, requests)
+        left[0] -= 1
+        if left[0] == 0:
+            hidden.fill_(float("nan"))  # whatever the step has left in its buffers
+            raise RuntimeError("the device is on fire")
+        return hidden
+
+    monkeypatch.setattr(RecordedForward, "run", failing)
+    for calls in (1, 2, 5, 8):  # forwards and logits; of prompts, chunks and decodes
+        start_anew()
+        left[0] = calls
+        with pytest.raises(RuntimeError, match="on fire"):
+            generate(worker)
+        start_anew()
+        assert generate(worker) == expected
