@@ -29,8 +29,8 @@ _TICKS_A_SWEEP = 5  # of 0.1 s
 _TICKS_A_REFRESH = 20
 _TLS_GOODBYE_SECONDS = 2.0
 
-# Files that a front end has open beside its connections.
-_RESERVED_FILES = 64
+# Files that a front end has open beside its connections, with those that are only answered when they are probes.
+_RESERVED_FILES = 128
 _LEAST_CONNECTIONS = 16
 
 # A host that has vanished says nothing: it is asked, in silence after so many seconds, so often.

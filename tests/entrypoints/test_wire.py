@@ -365,6 +365,16 @@ def test_streams_that_are_not_read_are_bounded_and_given_up(serve: Serve, server
         client.close()
 
 
+def test_hosts_that_have_vanished_are_noticed(serve: Serve) -> None:
+    """By the system: nothing comes of them, not even that they are gone."""
+    wire = serve(write_timeout=7.5)
+    with wire.connect():
+        assert wait_until(lambda: wire.num_connections == 1)
+        assert wire.option(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == {1}
+        assert wire.option(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == {7500}
+        assert wire.option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == {30}
+
+
 def test_the_sweep_is_what_ends_them(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A control of this file: without it nothing is ended."""
     monkeypatch.setattr(HttpProtocol, "check", lambda *_: None)

@@ -57,6 +57,11 @@ class WireServer:
         connections = list(self._http.server_state.connections)
         return max((one.transport.get_write_buffer_size() for one in connections), default=0)
 
+    def option(self, level: int, name: int) -> set[int]:
+        """An option of the server's end of each connection."""
+        connections = list(self._http.server_state.connections)
+        return {one.transport.get_extra_info("socket").getsockopt(level, name) for one in connections}
+
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
         client = socket.socket()
         if receive_buffer is not None:
