@@ -1,4 +1,4 @@
-"""One real server for all clients, which must be idle after each test and end cleanly after the last."""
+"""One real server, with two front ends, for all clients; idle after each test, it ends cleanly after the last."""
 
 import os
 import tempfile
@@ -23,7 +23,7 @@ os.environ |= {
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[OctavoServer]:
-    started = OctavoServer("--reasoning-parser", "think", "--max-model-len", "2048")
+    started = OctavoServer("--reasoning-parser", "think", "--max-model-len", "2048", "--api-server-count", "2")
     yield started.wait_ready()
     log = started.log()
     assert started.stop() == 0, log
