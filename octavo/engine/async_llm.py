@@ -220,8 +220,6 @@ class AsyncLLM:
             self._throughput.close()
         if self._output_task is not None:
             self._output_task.cancel()
-        if self.tracer is not None:
-            self.tracer.close()
         # What waits there is not cancelled: who awaits it would take that for a cancellation of its own.
         self._threads.shutdown(wait=False)
         if self._client is not None:
@@ -229,6 +227,8 @@ class AsyncLLM:
         elif self._failure is None:
             self._failure = EngineDeadError("the engine has been shut down")
         self._announce_death()
+        if self.tracer is not None:
+            self.tracer.close()
 
     def engine_is_gone(self, cause: str) -> None:
         """For a front end that has joined another's engine: that one says how the engine has ended."""

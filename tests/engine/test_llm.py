@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.errors import EngineDeadError, OverloadedError, RequestError
+from tests.metrics.collector import attributes, collecting
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "num_gpu_blocks_override": 256}
@@ -441,3 +442,15 @@ def test_a_script_needs_no_shutdown(tiny_llama_dir: Path, multiprocessing: str) 
     assert (done.returncode, done.stdout) == (0, "2\n")
     assert "Traceback" not in done.stderr
     assert "2/2" in done.stderr  # the progress bar
+
+
+# ---- traces ---------------------------------------------------------------------------------------------------------
+
+
+def test_traces_are_sent_from_a_script_too(tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+    with collecting() as collector:
+        with LLM(str(tiny_llama_dir), otlp_traces_endpoint=collector.endpoint, **OPTIONS) as llm:
+            llm.generate([{"prompt_token_ids": [5, 6]}] * 2, SamplingParams(max_tokens=3, ignore_eos=True))
+        requests = [span for span in collector.spans if span.name == "llm_request"]  # sent when it ended
+    assert [attributes(span)["gen_ai.usage.completion_tokens"] for span in requests] == [3, 3]
