@@ -53,7 +53,6 @@ def serve(engine_args: EngineArgs, config: ServerConfig, socket_dir: Path | None
         ConfigError, ModelError: it cannot start as configured.
         EngineDeadError: the engine, or another of its processes, has died.
     """
-    check_access(config.access, engine_args.stated["scheduler"].get("policy", "fcfs"))
     http = config.http
     if http.api_server_count > 1 and socket_dir is None:
         raise ConfigError(
@@ -62,6 +61,7 @@ def serve(engine_args: EngineArgs, config: ServerConfig, socket_dir: Path | None
     with listening(http, socket_dir) as sockets:
         file = config.answer.chat_template
         chat_template = None if file is None else _read_template(Path(file))
+        check_access(config.access, engine_args.stated["scheduler"].get("policy", "fcfs"))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(_ServerProcess(engine_args, config, sockets, chat_template, socket_dir)))
 
