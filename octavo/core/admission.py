@@ -23,7 +23,7 @@ class NextStep:
     the priority policy that is an estimate, for whoever comes now may go first.
 
     Attributes:
-        is_full: there is somebody who has no place.
+        is_full: nobody else has a place.
         num_entering: of those that never were in the batch.
         num_entering_tokens: of their prompts.
     """
@@ -37,12 +37,14 @@ class NextStep:
         self._budget = config.max_num_batched_tokens
         self._free_blocks = manager.num_free_blocks
         self._is_alone = not running  # by itself every request fits
+        self.is_full = self._seats <= 0
+        self.num_entering = self.num_entering_tokens = 0
+        if self.is_full:  # the rest takes a while to find out
+            return
         for request in running:
             missing = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
             self._budget -= min(missing, self._most_per_request)
             self._free_blocks -= manager.num_blocks_to_come(request)
-        self.is_full = False
-        self.num_entering = self.num_entering_tokens = 0
         self.add(waiting)
 
     def add(self, waiting: Iterable[Request]) -> None:
