@@ -97,7 +97,8 @@ def main() -> NoReturn:
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
     LifeLine(lambda message: orders.put(decode_order(message)), logger)
     launch = orders.get()
-    assert isinstance(launch, FrontEndLaunch)
+    if not isinstance(launch, FrontEndLaunch):  # the server ends before there was anything to serve
+        os._exit(0)
     exit_code = _EXIT_DIED
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
