@@ -1,0 +1,26 @@
+"""A signal at any moment of the start ends the server, all of it, with the signal's exit code and without a traceback."""
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.server_process import NOTICED_SECONDS, START_SECONDS, Server, wait_until
+
+# From before there is a handler to when the model is loading.
+MOMENTS = (0.03, 0.1, 0.2, 0.35, 0.5, 0.8, 1.2)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_at_any_moment_of_the_start(start: Callable[..., Server], signum: int) -> None:
+    for seconds in MOMENTS:
+        server = start("--api-server-count", "2")
+        time.sleep(seconds)
+        server.signal(signum)
+        code = server.wait_exit(START_SECONDS)
+        # The interpreter itself may not be up yet, and die of it; or, on a fast machine, all may be ready.
+        expected = {0} if server.said("Octavo is ready") else {128 + signum, -signum}
+        assert code in expected, (seconds, code, server.lines)
+        assert server.said("Traceback") is None, (seconds, server.lines)
+        assert wait_until(server.left_nothing, NOTICED_SECONDS), (seconds, server.left())
