@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
 from octavo.config import OctavoConfig
@@ -220,7 +221,7 @@ class _MPClient:
     def _understand(self, payload: bytes) -> Iterator[EngineCoreOutputs | UtilityResult]:
         """What is for the caller in what came (the notice of an exit stands for all that is still there), in order;
         progress, readiness and the end are taken note of."""
-        for message in self._connection.last_messages() if payload == _EXITED else [decode_output(payload)]:
+        for message in self._messages(payload):
             if isinstance(message, EngineCoreOutputs | UtilityResult):
                 yield message
             elif isinstance(message, EngineReady):
@@ -229,6 +230,15 @@ class _MPClient:
                 self._die(EngineDeadError(message.cause), message.exit_code)
             elif self._progress is not None:
                 self._progress(message.stage, message.share)
+
+    def _messages(self, payload: bytes) -> list[EngineOutput]:
+        """One that cannot be read is the engine's end: what it was about is lost, and somebody would wait for ever."""
+        if payload == _EXITED and self._connection.exit_code is not None:
+            return self._connection.last_messages()
+        try:
+            return [decode_output(payload)]
+        except (msgspec.DecodeError, RecursionError) as error:
+            return [EngineDead(one_line(f"a message of the engine cannot be read: {error}"), exit_code=3)]
 
     def _die(self, error: EngineDeadError, exit_code: int) -> None:
         if self.dead_error is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq
 
 from octavo.engine import AsyncMPClient, SyncMPClient
 from octavo.errors import EngineDeadError
@@ -255,3 +256,33 @@ def test_search_path_of_the_caller_reaches_the_engine_and_its_working_folder_doe
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.split()[0])
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff\xff", b"\x90", b"\x91" * 100_000])
+def test_a_message_that_cannot_be_read_is_the_engines_end_with_the_cause(tiny_config, socket_root, payload):
+    def send_nonsense(client):
+        socket = client._connection.context.socket(zmq.PUSH)
+        socket.connect("inproc://engine-exit")
+        socket.send(payload)
+        socket.close()
+
+    sync = SyncMPClient(tiny_config)
+    sync.wait_ready()
+    send_nonsense(sync)
+    with pytest.raises(EngineDeadError, match="a message of the engine cannot be read"):
+        sync.get_outputs()
+    assert sync.exit_code_hint == 3
+    sync.shutdown()
+
+    async def main():
+        client = AsyncMPClient(tiny_config)
+        await client.wait_ready()
+        outputs = asyncio.create_task(client.get_outputs())
+        send_nonsense(client)
+        with pytest.raises(EngineDeadError, match="a message of the engine cannot be read"):
+            await asyncio.wait_for(outputs, NOTICED_SECONDS)
+        client.shutdown()
+
+    if payload == b"\xff\xff":  # both clients read with the same eyes
+        asyncio.run(main())
+    assert list(socket_root.iterdir()) == []

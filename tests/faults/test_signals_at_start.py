@@ -1,4 +1,4 @@
-"""A signal at any moment of the start ends the server, all of it, with the signal's exit code and without a traceback."""
+"""A signal at any moment of the start ends the whole server, with the signal's exit code and without a traceback."""
 
 import signal
 import time
