@@ -67,6 +67,7 @@ class Scheduler:
         self._step = 0
         self._num_added = 0
         self._queries_total = self._hits_total = self._preemptions_total = 0
+        self._prompt_total = self._generation_total = 0
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -305,7 +306,10 @@ class Scheduler:
         taken, reason = request.append_tokens(token_ids)
         if taken:
             metrics = request.metrics
-            metrics.first_token_time = metrics.first_token_time or now
+            if not metrics.first_token_time:
+                metrics.first_token_time = now
+                self._prompt_total += request.num_prompt_tokens
+            self._generation_total += taken
             metrics.last_token_time = now
         if taken < len(token_ids):
             token_ids = token_ids[:taken]
@@ -377,6 +381,8 @@ class Scheduler:
             prefix_cache_queries_total=self._queries_total,
             prefix_cache_hits_total=self._hits_total,
             preemptions_total=self._preemptions_total,
+            prompt_tokens_total=self._prompt_total,
+            generation_tokens_total=self._generation_total,
             step_tokens=step_tokens,
         )
 

@@ -415,8 +415,8 @@ class AsyncLLM:
                 processed = self._output_processor.process(step)
                 if processed.abort_ids and self._client.dead_error is None:  # outputs may be left after a death
                     self._client.abort_requests(processed.abort_ids)
-                if self._throughput is not None:
-                    self._throughput.on_step(processed.counts, step.scheduler_stats)
+                if self._throughput is not None and step.scheduler_stats is not None:
+                    self._throughput.on_step(step.scheduler_stats)
                 # When steps are queued up, get_outputs does not wait, and the streams must have their turn too.
                 await asyncio.sleep(0)
         except EngineDeadError:

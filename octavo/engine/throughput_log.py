@@ -3,7 +3,7 @@
 import asyncio
 
 from octavo.logging import init_logger
-from octavo.types import SchedulerStats, StepCounts
+from octavo.types import SchedulerStats
 
 __all__ = ["ThroughputLog"]
 
@@ -11,7 +11,7 @@ logger = init_logger(__name__)
 
 
 class ThroughputLog:
-    """Counts tokens; a timer of the event loop writes the lines. It runs only while steps come.
+    """Of all front ends' requests together. A timer of the event loop writes the lines; it runs only while steps come.
 
     Args:
         interval: seconds between lines.
@@ -20,17 +20,12 @@ class ThroughputLog:
     def __init__(self, interval: float = 10.0) -> None:
         self._interval = interval
         self._timer: asyncio.TimerHandle | None = None
-        self._num_prompt_tokens = 0
-        self._num_generation_tokens = 0
         self._stats = SchedulerStats()
         self._reported = SchedulerStats()
 
-    def on_step(self, counts: StepCounts, stats: SchedulerStats | None) -> None:
+    def on_step(self, stats: SchedulerStats) -> None:
         """A step has been taken in."""
-        self._num_prompt_tokens += counts.num_prompt_tokens
-        self._num_generation_tokens += counts.num_generation_tokens
-        if stats is not None:
-            self._stats = stats
+        self._stats = stats
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._interval, self._report)
 
@@ -47,13 +42,12 @@ class ThroughputLog:
         logger.info(
             "%.1f prompt and %.1f generated tokens/s; %d running, %d waiting; KV cache %.1f %% in use, "
             "%.1f %% of prompt tokens from the prefix cache",
-            self._num_prompt_tokens / self._interval,
-            self._num_generation_tokens / self._interval,
+            (stats.prompt_tokens_total - before.prompt_tokens_total) / self._interval,
+            (stats.generation_tokens_total - before.generation_tokens_total) / self._interval,
             stats.num_running,
             stats.num_waiting,
             100 * stats.kv_cache_usage,
             100 * hits / queries if queries else 0.0,
         )
         self._reported = stats
-        self._num_prompt_tokens = self._num_generation_tokens = 0
         self._timer = None  # the next step starts it again

@@ -175,6 +175,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
     preemptions_total: int = 0
     step_tokens: int = 0  # tokens computed in this step
     step_seconds: float = 0.0  # from its launch to its results
+    prompt_tokens_total: int = 0  # of sequences whose prompt is computed
+    generation_tokens_total: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):

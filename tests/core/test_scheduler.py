@@ -128,6 +128,7 @@ def test_a_cached_prefix_is_not_computed_again_and_is_counted() -> None:
     scheduler = make_scheduler()
     scheduler.add_request(make_request("a", range(10)))
     assert finish(scheduler)["a"].num_cached_tokens == 0
+    before = scheduler.stats().generation_tokens_total
     scheduler.add_request(make_request("b", range(10)))
     output, results = step(scheduler)
     assert scheduled(output) == {"b": 2}
@@ -135,6 +136,8 @@ def test_a_cached_prefix_is_not_computed_again_and_is_counted() -> None:
     assert results["b"].num_cached_tokens == 8
     stats = scheduler.stats()
     assert (stats.prefix_cache_queries_total, stats.prefix_cache_hits_total) == (20, 8)
+    assert before > 0
+    assert (stats.prompt_tokens_total, stats.generation_tokens_total) == (20, before + 1)
 
 
 def test_generated_blocks_are_found_by_who_continues_the_text() -> None:

@@ -17,7 +17,7 @@ from octavo import AsyncLLM, RequestOutput, SamplingParams
 from octavo.config import EngineArgs
 from octavo.engine.throughput_log import ThroughputLog
 from octavo.errors import CheckpointError, EngineDeadError, OverloadedError, RequestError, RequestFailedError
-from octavo.types import RequestOutputKind, SchedulerStats, StepCounts
+from octavo.types import RequestOutputKind, SchedulerStats
 
 _T = TypeVar("_T")
 Run = Callable[[Awaitable[_T]], _T]
@@ -414,14 +414,26 @@ def test_a_stray_stop_iteration_in_a_thread_is_an_error_and_no_endless_wait(
 def test_throughput_is_logged_while_there_are_steps(run: Run[Any], capfd: pytest.CaptureFixture[str]) -> None:
     async def work() -> None:
         log = ThroughputLog(interval=0.05)
-        first = SchedulerStats(num_running=2, prefix_cache_queries_total=100, prefix_cache_hits_total=50)
-        log.on_step(StepCounts(10, 0, 1), first)
-        log.on_step(StepCounts(0, 0, 4), first)
+        first = SchedulerStats(
+            num_running=2,
+            prefix_cache_queries_total=100,
+            prefix_cache_hits_total=50,
+            prompt_tokens_total=10,
+            generation_tokens_total=5,
+        )
+        log.on_step(SchedulerStats(prompt_tokens_total=10, generation_tokens_total=1))
+        log.on_step(first)
         await asyncio.sleep(0.2)  # one line, and none for the time when nothing happens
-        second = SchedulerStats(num_waiting=3, prefix_cache_queries_total=200, prefix_cache_hits_total=75)
-        log.on_step(StepCounts(0, 0, 1), second)
+        second = SchedulerStats(
+            num_waiting=3,
+            prefix_cache_queries_total=200,
+            prefix_cache_hits_total=75,
+            prompt_tokens_total=10,
+            generation_tokens_total=6,
+        )
+        log.on_step(second)
         await asyncio.sleep(0.1)
-        log.on_step(StepCounts(0, 0, 1), second)
+        log.on_step(second)
         log.close()
         await asyncio.sleep(0.1)
 
