@@ -135,7 +135,7 @@ async def _answer(state: ServerState, request: Request, serving: _Serving[_Reque
     name = request_id_of(request.scope)
     state.continue_trace(request.headers)
     try:
-        asked = await read_request(request, state.config.limits.max_body_bytes, serving.parse)
+        asked = await read_request(request, state.body_memory, serving.parse)
         if isinstance(asked, ChatCompletionRequest | CompletionRequest):
             asked.priority = bound_priority(request.scope, asked.priority)
         ignored = asked.ignored_fields()

@@ -3,17 +3,18 @@ holds up everybody else. Knows nothing of what the fields mean.
 """
 
 import asyncio
+import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from octavo.entrypoints.errors import PayloadTooLargeError, SchemaError
+from octavo.entrypoints.errors import PayloadTooLargeError, SchemaError, UnavailableError
 
-__all__ = ["read_request"]
+__all__ = ["BodyMemory", "read_request"]
 
 _Request = TypeVar("_Request")
 
@@ -25,31 +26,62 @@ _LONGEST_INLINE = 64 * 1024
 _MOST_CONTAINERS = 1 << 19
 _MOST_VALUES = (1 << 22) + (1 << 16)
 _SLICE = 1 << 20
+_MOST_LARGE_BODIES = 8
 
 # Larger bodies with a fault are not read a second time to find the field at fault.
 _LONGEST_DIAGNOSED = 64 * 1024
 
 
-async def read_request(request: Request, max_bytes: int, parse: Callable[[dict[str, Any]], _Request]) -> _Request:
+class BodyMemory:
+    """What large bodies take together while they arrive and are taken apart; small ones always find room.
+
+    Args:
+        max_bytes: of one body.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._left = max_bytes * _MOST_LARGE_BODIES
+
+    @contextlib.contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """One body's. What is given takes so many bytes more, or raises UnavailableError."""
+        held = 0
+
+        def take(num_bytes: int) -> None:
+            nonlocal held
+            if num_bytes > self._left:
+                raise UnavailableError("the server has as many large requests as it can take at once; try again later")
+            held += num_bytes
+            self._left -= num_bytes
+
+        try:
+            yield take
+        finally:
+            self._left += held
+
+
+async def read_request(request: Request, memory: BodyMemory, parse: Callable[[dict[str, Any]], _Request]) -> _Request:
     """What ``parse`` makes of the JSON object in the request's body.
 
     Raises:
+        UnavailableError: there is no room for it in ``memory``.
         SchemaError: it is not a JSON object, not said to be one, or one of too many parts.
-        PayloadTooLargeError: it is larger than ``max_bytes``; reading stops there.
+        PayloadTooLargeError: it is larger than one may be; reading stops there.
         starlette.requests.ClientDisconnect: the client went away before its end.
         RequestError: by ``parse``.
     """
     _check_content_type(request.headers.get("content-type", ""))
-    body = await _read(request, max_bytes)
-    if len(body) <= _LONGEST_INLINE:
-        return parse(_json_object(body))
+    with memory.share() as take:
+        body = await _read(request, memory.max_bytes, take)
+        if len(body) <= _LONGEST_INLINE:
+            return parse(_json_object(body))
 
-    def check_and_parse() -> _Request:
-        _check_parts(body)
-        value = _json_object(body)
-        return parse(value)
+        def check_and_parse() -> _Request:
+            _check_parts(body)
+            return parse(_json_object(body))
 
-    return await asyncio.to_thread(check_and_parse)
+        return await asyncio.to_thread(check_and_parse)
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -100,7 +132,7 @@ def _check_content_type(content_type: str) -> None:
         raise SchemaError(f"the Content-Type header must be application/json, {stated}")
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(request: Request, max_bytes: int, take: Callable[[int], None]) -> bytes:
     message = f"the request body is larger than {max_bytes} bytes (--max-body-bytes)"
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated[:20]) > max_bytes:
@@ -111,6 +143,8 @@ async def _read(request: Request, max_bytes: int) -> bytes:
         size += len(part)
         if size > max_bytes:
             raise PayloadTooLargeError(message)
+        if size > _LONGEST_INLINE:
+            take(len(part))
         parts.append(part)
     return b"".join(parts)
 

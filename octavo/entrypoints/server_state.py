@@ -16,6 +16,7 @@ from octavo.entrypoints.openai import (
     OpenAIServingTokenization,
 )
 from octavo.entrypoints.probes import Probes
+from octavo.entrypoints.request_body import BodyMemory
 from octavo.entrypoints.request_logger import RequestLogger
 from octavo.errors import ConfigError
 from octavo.metrics import MetricsFolder
@@ -96,6 +97,7 @@ class ServerState:
         services: set when the engine is loaded.
         draining: no new request is let in.
         active: the generations under way.
+        body_memory: for the bodies of requests.
         probes: what health checks are told.
     """
 
@@ -117,6 +119,7 @@ class ServerState:
         self.services: Services | None = None
         self.draining = False
         self.active = ActiveRequests()
+        self.body_memory = BodyMemory(self.config.limits.max_body_bytes)
         self.probes = Probes(self)
 
     def attach(self, engine: "AsyncLLM", chat_template: str | None = None) -> None:

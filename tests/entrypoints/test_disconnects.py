@@ -161,3 +161,27 @@ def test_work_ends_with_its_caller() -> None:
 
     run(scenario)
     assert ended == [True]
+
+
+def test_bodies_that_are_large_together_are_refused_while_they_are(make_server: Any, connect: Connect) -> None:
+    """C5, with many clients: each body is within its bound. Small ones always find room."""
+    server = make_server(max_body_bytes=200_000)
+    large = COMPLETION | {"user": "x" * 190_000}
+
+    async def scenario() -> None:
+        arriving = [connect(server, "/v1/completions", large, cut_off=True) for _ in range(8)]
+        await asyncio.sleep(0)
+        whole = connect(server, "/v1/completions", large)
+        assert (await whole.next())["status"] == 503
+        assert b"try again later" in await whole.rest()
+        small = connect(server, "/v1/completions", COMPLETION)
+        assert (await small.next())["status"] == 200
+        await small.rest()
+        for connection in arriving:
+            await connection.leave()
+        again = connect(server, "/v1/completions", large)
+        assert (await again.next())["status"] == 200
+        await again.rest()
+
+    run(scenario)
+    assert len(server.engine.started) == 2
