@@ -32,6 +32,7 @@ _CLIENTS = 8
 _PROMPT_TOKENS, _MAX_TOKENS, _QUESTIONS = 120, 400, 6
 _ENDED_SECONDS = 5.0  # after any of its processes was killed, the whole server has ended
 _HANGING_SECONDS = 60.0
+_NOT_READY_SECONDS = 20.0  # until a server with a stopped engine says that it is not ready
 _DIE_LOADING, _LOADING_SECONDS = 0.3, 2.0  # that share of the servers dies so early
 # Failures that tell a client what has happened.
 _TYPED = {
@@ -97,6 +98,10 @@ async def _ask_and_retry(
 class Supervisor(threading.Thread):
     """Starts servers on one port, one after the other, and kills a process of each, at any moment of its life.
 
+    Args:
+        stop_share: of the servers that became ready; their engine is stopped instead, until they say that they are not
+            ready, which is when an orchestrator kills all of it.
+
     Attributes:
         deaths: of which process, loading or serving.
         faults: what a death did not do, or left behind.
@@ -104,8 +109,9 @@ class Supervisor(threading.Thread):
         ready_seconds: how long each took that became ready.
     """
 
-    def __init__(self, words: list[str], port: int, mean_seconds: float, seed: int) -> None:
+    def __init__(self, words: list[str], port: int, mean_seconds: float, stop_share: float, seed: int) -> None:
         super().__init__(daemon=True)
+        self._stop_share = stop_share
         self._words, self._port, self._mean_seconds = words, port, mean_seconds
         self._drawn = random.Random(seed)
         self.enough = threading.Event()
@@ -137,6 +143,9 @@ class Supervisor(threading.Thread):
             if is_ready():
                 self.ready_seconds.append(time.monotonic() - begun)
             self._let_live(server, self._drawn.uniform(0.2, 2 * self._mean_seconds))
+        if is_ready() and self._drawn.random() < self._stop_share:
+            self._stop_and_kill(server)
+            return
         when = "serving" if is_ready() else "loading"
         victim, name = self._choose(server)
         self.deaths[f"{name}, {when}"] += 1
@@ -149,6 +158,28 @@ class Supervisor(threading.Thread):
         if not wait_until(server.left_nothing, _ENDED_SECONDS):
             self.faults.append(f"{name} killed while {when}: left {server.left()}")
         self.ended_seconds.append(time.monotonic() - killed)
+
+    def _stop_and_kill(self, server: Server) -> None:
+        """Stops the engine, waits until the server is not ready for it, and kills all of its processes."""
+        self.deaths["engine stopped, serving"] += 1
+        server.look()
+        server.processes[server.engine_pid].suspend()
+
+        def is_not_ready() -> bool:
+            return server.http.get(f"{server.url}/ready").status_code == 503
+
+        if not wait_until(is_not_ready, _NOT_READY_SECONDS):
+            self.faults.append(f"the engine is stopped, and the server is ready after {_NOT_READY_SECONDS:g} s")
+        for process in server.running():
+            process.kill()
+        server.wait_exit(_ENDED_SECONDS)
+
+        def left() -> list[str]:
+            """But for its files, which nobody was left to remove; the next server must not mind them."""
+            return [each for each in server.left() if not each.startswith(str(server.folder))]
+
+        if not wait_until(lambda: not left(), _ENDED_SECONDS):
+            self.faults.append(f"killed as a whole: left {left()}")
 
     def _let_live(self, server: Server, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         wait_until(lambda: until() or self.enough.is_set() or server.process.poll() is not None, seconds)
@@ -192,11 +223,11 @@ def _serve_calmly(words: list[str], port: int, questions: list[Question]) -> Non
         server.close()
 
 
-def _chaos(words: list[str], seconds: float, mean_seconds: float, seed: int) -> list[str]:
+def _chaos(words: list[str], seconds: float, mean_seconds: float, stop_share: float, seed: int) -> list[str]:
     """Runs it all, says what happened, and returns the faults that were found."""
     questions, port = _first_answers(words)
     tally = Tally()
-    supervisor = Supervisor(words, port, mean_seconds, seed)
+    supervisor = Supervisor(words, port, mean_seconds, stop_share, seed)
     supervisor.start()
     timer = threading.Timer(seconds, supervisor.enough.set)
     timer.start()
@@ -228,16 +259,18 @@ def _tell(supervisor: Supervisor, tally: Tally) -> None:
     say("what clients saw", dict(tally.kinds.most_common()))
 
 
-def main(words: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds that a server serves, on average")
+    parser.add_argument("--stop", type=float, default=0.0, help="share of the servers whose engine is stopped instead")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("flags", nargs="*", help="of octavo serve, after --")
-    args = parser.parse_args(words)
+    args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         write_tiny_llama(Path(folder), max_position_embeddings=1024)
-        faults = _chaos([folder, "--disable-uvicorn-access-log", *args.flags], args.seconds, args.every, args.seed)
+        words = [folder, "--disable-uvicorn-access-log", *args.flags]
+        faults = _chaos(words, args.seconds, args.every, args.stop, args.seed)
     for fault in faults:
         print(f"FAULT: {fault}", flush=True)
     print(f"{len(faults)} faults", flush=True)
