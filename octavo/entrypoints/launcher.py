@@ -124,8 +124,9 @@ class _ServerProcess:
             return 0
         finally:
             signal_task.cancel()
-            await self._front_end.end()
-            await others.end(_FRONT_ENDS_SECONDS)
+            # Before the engine was ready nobody has clients, and who is still starting up hears nothing yet.
+            others_time = 0.0 if self._state.services is None else _FRONT_ENDS_SECONDS
+            await asyncio.gather(self._front_end.end(), others.end(others_time))
             if self._engine is not None:
                 self._engine.shutdown()  # which lets engine_task end too
             else:
