@@ -3,11 +3,10 @@
 import argparse
 import contextlib
 import os
-import signal
-import sys
-from typing import Any, NoReturn
+from typing import Any
 
 from octavo import envs
+from octavo.cli.signals import ending_signals_held
 from octavo.config import EngineArgs, ServerConfig
 from octavo.logging import set_log_format
 from octavo.parsers import REASONING_PARSERS
@@ -37,17 +36,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> int:
     if args.model is None:
         _check_no_list_holds_it(args)
-    signal.signal(signal.SIGTERM, _terminated)  # until the server has a handler of its own
     engine_args, server_config = EngineArgs.from_cli_args(args), ServerConfig.from_cli_args(args)
     if server_config.logs.log_format is not None:
         set_log_format(server_config.logs.log_format)
-    from octavo.engine import early_engine
+    with ending_signals_held():
+        from octavo.engine import early_engine
 
-    own_process = envs.enable_multiprocessing(default=True)
-    with early_engine() if own_process else contextlib.nullcontext() as socket_dir:
-        from octavo.entrypoints import serve
+        own_process = envs.enable_multiprocessing(default=True)
+        with early_engine() if own_process else contextlib.nullcontext() as socket_dir:
+            from octavo.entrypoints import serve
 
-        return serve(engine_args, server_config, socket_dir)
+            return serve(engine_args, server_config, socket_dir)
 
 
 def _check_no_list_holds_it(args: argparse.Namespace) -> None:
@@ -65,7 +64,3 @@ def _check_no_list_holds_it(args: argparse.Namespace) -> None:
 def _may_hold_model(names: list[str]) -> bool:
     """Whether the last of them was probably meant as MODEL."""
     return len(names) > 1 or any(name.endswith(".gguf") or os.path.exists(name) for name in names)
-
-
-def _terminated(signum: int, _: Any) -> NoReturn:
-    sys.exit(128 + signum)

@@ -104,6 +104,8 @@ def main() -> NoReturn:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             exit_code = runner.run(_run(launch, orders))
     except Exception as error:
+        if not Path(launch.slot.socket_dir or "").is_dir():  # somebody has died, and who noticed it first says so
+            os._exit(_EXIT_DIED)
         logger.error("front end failed: %s", one_line(f"{type(error).__name__}: {error}"), exc_info=error)
     logging.shutdown()
     os._exit(exit_code)

@@ -106,6 +106,7 @@ class _ServerProcess:
     async def run(self) -> int:
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))  # held so far
         http_task = self._front_end.listen()
         self._others = others = FurtherFrontEnds(self._sockets[1:], self._socket_dir)
         engine_task = asyncio.create_task(self._run_engine(), name="engine")

@@ -228,5 +228,4 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineArgs, ServerConf
         return 0
 
     monkeypatch.setattr("octavo.entrypoints.serve", serve)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
     return calls

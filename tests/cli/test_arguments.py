@@ -1,6 +1,7 @@
 """What the command line says and accepts, before anything is loaded."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -231,3 +232,24 @@ def test_ctrl_c_while_the_command_is_being_imported_is_no_traceback() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_signal_before_there_is_a_server_waits_for_it(
+    octavo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+
+    def serve(*_: Any) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == []
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))  # as the server does when it has handlers
+        assert heard == [signal.SIGTERM]
+        return 0
+
+    monkeypatch.setattr("octavo.entrypoints.serve", serve)
+    before = signal.signal(signal.SIGTERM, lambda signum, _: heard.append(signum))
+    try:
+        assert octavo("serve").code == 0
+        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # as it was
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -59,6 +59,9 @@ def llm(tiny_llama_dir: Path, run: Run[Any]) -> Iterator[AsyncLLM]:
     run(shutdown())
 
 
+LONG = 400  # tokens: what is under way for a while
+
+
 def seeded(kind: RequestOutputKind = RequestOutputKind.DELTA, **more: Any) -> SamplingParams:
     return SamplingParams(**({"seed": 4, "max_tokens": 40, "ignore_eos": True, "output_kind": kind} | more))
 
@@ -213,14 +216,14 @@ def test_an_id_may_be_used_again_at_once(llm: AsyncLLM, run: Run[Any]) -> None:
 
 def test_an_id_under_way_is_refused_and_its_owner_goes_on(llm: AsyncLLM, run: Run[Any]) -> None:
     async def both() -> list[RequestOutput]:
-        stream = llm.generate("hello", seeded(), "a")
+        stream = llm.generate("hello", seeded(max_tokens=LONG), "a")
         first = await anext(stream)
         with pytest.raises(RequestError) as caught:
             await collect(llm.generate("hello", seeded(), "a"))
         assert caught.value.param == "request_id"
         return [first, *await collect(stream)]
 
-    assert len(joined(run(both()))[1]) == 40
+    assert len(joined(run(both()))[1]) == LONG
 
 
 def test_a_bad_request_is_refused_before_anything_starts(llm: AsyncLLM, run: Run[Any]) -> None:

@@ -142,6 +142,15 @@ def test_a_signal_while_loading_ends_all(start: Callable[..., Server]) -> None:
     assert wait_until(server.left_nothing)
 
 
+def test_an_engine_killed_while_loading_is_told_in_one_line(start: Callable[..., Server]) -> None:
+    server = start("--api-server-count", "3")
+    psutil.Process(server.engine_pid).kill()
+    assert server.wait_exit() == 3
+    assert server.lines[-1] == "octavo: error: engine core process was killed by signal 9 (SIGKILL)"
+    assert server.said("Traceback") is None
+    assert wait_until(server.left_nothing)
+
+
 def test_a_keys_limit_is_one_for_all_front_ends(start: Callable[..., Server], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("[{key: sk-a, name: a, requests_per_minute: 5}]")

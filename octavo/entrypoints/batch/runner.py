@@ -133,6 +133,7 @@ class _Batch:
         signalled: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, _settle, signalled, signum)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))  # held so far
         work = asyncio.create_task(self._work(), name="batch")
         death = asyncio.create_task(self._engine.wait_dead(), name="engine-death")
         try:
