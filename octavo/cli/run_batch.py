@@ -2,10 +2,11 @@
 
 import argparse
 import contextlib
-from typing import Any
+import signal
+import sys
+from typing import Any, NoReturn
 
 from octavo import envs
-from octavo.cli.signals import ending_signals_held
 from octavo.config import EngineArgs, ServerConfig
 from octavo.parsers import REASONING_PARSERS
 
@@ -37,13 +38,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, _terminated)  # until the loop has a handler of its own
     engine_args, answer = EngineArgs.from_cli_args(args), ServerConfig.from_cli_args(args).answer
-    with ending_signals_held():
-        from octavo.engine import early_engine
+    from octavo.engine import early_engine
 
-        own_process = envs.enable_multiprocessing(default=True)
-        with early_engine() if own_process else contextlib.nullcontext():
-            from octavo.entrypoints.batch import BatchOptions, run_batch
+    own_process = envs.enable_multiprocessing(default=True)
+    with early_engine() if own_process else contextlib.nullcontext():
+        from octavo.entrypoints.batch import BatchOptions, run_batch
 
-            options = BatchOptions(input_file=args.input_file, output_file=args.output_file, answer=answer)
-            return run_batch(engine_args, options)
+        return run_batch(
+            engine_args, BatchOptions(input_file=args.input_file, output_file=args.output_file, answer=answer)
+        )
+
+
+def _terminated(signum: int, _: Any) -> NoReturn:
+    sys.exit(128 + signum)

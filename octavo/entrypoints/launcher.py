@@ -7,7 +7,6 @@ caller to tell.
 
 import asyncio
 import contextlib
-import re
 import signal
 import socket
 import threading
@@ -23,17 +22,16 @@ from octavo.entrypoints.access import check_access
 from octavo.entrypoints.front_end import FrontEnd
 from octavo.entrypoints.front_ends import FurtherFrontEnds
 from octavo.entrypoints.listen import listening, url_of
+from octavo.entrypoints.loading import load_failure, read_chat_template
 from octavo.entrypoints.service_manager import ServiceManager
 from octavo.entrypoints.watch import EngineWatch
-from octavo.errors import ConfigError, EngineDeadError, ModelError
+from octavo.errors import ConfigError, EngineDeadError
 from octavo.logging import say
 from octavo.metrics import MetricsFolder
 
 __all__ = ["serve"]
 
 _T = TypeVar("_T")
-
-_CLASS_NAME = re.compile(r"^\w+Error: ")
 
 _PROGRESS_SECONDS = 0.25
 _LINE_SECONDS = 2.0
@@ -59,8 +57,7 @@ def serve(engine_args: EngineArgs, config: ServerConfig, socket_dir: Path | None
             "--api-server-count: with OCTAVO_ENABLE_MULTIPROCESSING=0 there is one process for everything"
         )
     with listening(http, socket_dir) as sockets:
-        file = config.answer.chat_template
-        chat_template = None if file is None else _read_template(Path(file))
+        chat_template = read_chat_template(config.answer)
         check_access(config.access, engine_args.stated["scheduler"].get("policy", "fcfs"))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(_ServerProcess(engine_args, config, sockets, chat_template, socket_dir)))
@@ -68,14 +65,6 @@ def serve(engine_args: EngineArgs, config: ServerConfig, socket_dir: Path | None
 
 async def _run(server: "_ServerProcess") -> int:
     return await server.run()
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"--chat-template {path} cannot be read: {reason}") from None
 
 
 class _ServerProcess:
@@ -171,10 +160,7 @@ class _ServerProcess:
             self._others.launch(config, self._config, self._chat_template)
             await loading
         except EngineDeadError as error:
-            if self._engine is not None and self._engine.exit_code_hint == 1:
-                # It did not die: it could not be loaded as configured. The class is of no interest to a user.
-                raise ModelError(_CLASS_NAME.sub("", str(error))) from None
-            raise
+            raise error if self._engine is None else load_failure(self._engine, error) from None
         finally:
             reporter.cancel()
         say(f"Octavo is ready: {self._url} ({self._facts(engine)})")

@@ -6,9 +6,7 @@ ends the run keeps what has been answered: the same command goes on from there.
 
 import asyncio
 import contextlib
-import re
 import signal
-import sys
 import time
 import uuid
 from collections import Counter
@@ -36,23 +34,22 @@ from octavo.entrypoints.batch.input_lines import LONGEST_LINE, InputLine, count_
 from octavo.entrypoints.batch.output_file import Claim, OutputFile
 from octavo.entrypoints.errors import error_info
 from octavo.entrypoints.ignored_fields import remarks, unknown_fields
+from octavo.entrypoints.loading import load_failure, read_chat_template
 from octavo.entrypoints.openai import Answer
 from octavo.entrypoints.server_state import Services
 from octavo.errors import (
     ConfigError,
     EngineDeadError,
-    ModelError,
     OctavoError,
     OverloadedError,
     RequestError,
 )
-from octavo.logging import init_logger
+from octavo.logging import init_logger, say
 
 __all__ = ["BatchOptions", "run_batch"]
 
 logger = init_logger(__name__)
 
-_CLASS_NAME = re.compile(r"^\w+Error: ")
 # Requests in flight for each that the engine runs at once: as one ends, another is there.
 _IN_FLIGHT = 2
 
@@ -81,25 +78,11 @@ def run_batch(engine_args: EngineArgs, options: BatchOptions) -> int:
     with contextlib.closing(OutputFile(options.output_file, say)) as output:
         if output.num_answered:
             say(f"{options.output_file} has {output.num_answered} answers; going on with the rest")
-        template = _template(options.answer)
+        template = read_chat_template(options.answer)
         say(f"octavo is loading {engine_args.stated['model'].get('model', '')}".rstrip())
         config = build_config(engine_args)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Batch(config, options.answer, template, source, output).run())
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _template(answer: AnswerConfig) -> str | None:
-    if answer.chat_template is None:
-        return None
-    try:
-        return Path(answer.chat_template).read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"--chat-template {answer.chat_template} cannot be read: {reason}") from None
 
 
 class _Batch:
@@ -133,7 +116,6 @@ class _Batch:
         signalled: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, _settle, signalled, signum)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))  # held so far
         work = asyncio.create_task(self._work(), name="batch")
         death = asyncio.create_task(self._engine.wait_dead(), name="engine-death")
         try:
@@ -180,9 +162,7 @@ class _Batch:
         try:
             await self._engine.ready()
         except EngineDeadError as error:
-            if self._engine.exit_code_hint == 1:  # it did not die: it could not be loaded as configured
-                raise ModelError(_CLASS_NAME.sub("", str(error))) from None
-            raise
+            raise load_failure(self._engine, error) from None
         answer = self._answer
         return Services(self._engine, self._template, answer.reasoning_parser, answer.trust_request_chat_template)
 
