@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,7 +241,7 @@ def test_a_signal_before_there_is_a_server_waits_for_it(
     heard: list[int] = []
 
     def serve(*_: Any) -> int:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # threads of other tests do not hold it
         assert heard == []
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))  # as the server does when it has handlers
         assert heard == [signal.SIGTERM]
