@@ -1,9 +1,12 @@
 """The data types that tensors are stored in: how large a block is, and how it becomes float32.
 
 One table per file format, each type one entry. A type that octavo knows but does not read has no dequantize function
-and is refused by name. To read one more, write its function (dequantize_*.py) and name it in the table.
+and is refused by name. To read one more, write its function (dequantize_*.py) and name it in the table. Types of
+octavo's own, which the formats of quantization/ are turned into, have the group's size in their name (``U4:128``).
 """
 
+import functools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.checkpoints import dequantize_blocks as blocks32
+from octavo.checkpoints import dequantize_groups as groups
 from octavo.checkpoints import dequantize_superblocks as blocks256
 from octavo.checkpoints.dequantize_blocks import Blocks, Values
 from octavo.errors import UnsupportedError
@@ -22,6 +26,7 @@ __all__ = [
     "SAFETENSORS_TYPES",
     "TensorType",
     "float32_pieces",
+    "readable_type",
     "to_float32",
 ]
 
@@ -139,6 +144,33 @@ READABLE_TYPES: dict[str, TensorType] = {
 }
 
 
+# Name → bits of a value, bytes before a group's values, function. See dequantize_groups.py for the layout.
+_GROUPED: dict[str, tuple[int, int, Dequantize]] = {
+    "U4": (4, groups.INTEGER_HEADER_BYTES, groups.u4),
+    "U8": (8, groups.INTEGER_HEADER_BYTES, groups.u8),
+    "F8_E4M3": (8, groups.FLOAT_HEADER_BYTES, groups.f8_e4m3),
+}
+_GROUPED_NAME = re.compile(rf"({'|'.join(_GROUPED)}):([1-9][0-9]{{0,7}})")
+
+
+@functools.lru_cache(maxsize=256)
+def readable_type(type_name: str) -> TensorType:
+    """The type of that name, whose ``dequantize`` is there: one of the tables' or a grouped one.
+
+    Raises:
+        UnsupportedError: a type that octavo does not read.
+    """
+    found = READABLE_TYPES.get(type_name)
+    if found is not None:
+        return found
+    grouped = _GROUPED_NAME.fullmatch(type_name)
+    if grouped is None or int(grouped[2]) % groups.GROUP_STEP:
+        raise UnsupportedError(f"type {type_name} is not read yet; supported: {', '.join(READABLE_TYPES)}")
+    bits, header_bytes, dequantize = _GROUPED[grouped[1]]
+    size = int(grouped[2])
+    return TensorType(type_name, size, 8 * header_bytes + bits * size, dequantize)
+
+
 def float32_pieces(type_name: str, data: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.float32]]:
     """``data`` (bytes of whole blocks, 1-D) as float32 values, in order, in 1-D pieces that stay in the CPU's cache.
 
@@ -147,32 +179,26 @@ def float32_pieces(type_name: str, data: npt.NDArray[np.uint8]) -> Iterator[npt.
     Raises:
         UnsupportedError: a type that octavo does not read.
     """
-    entry, dequantize = _readable(type_name)
+    entry = readable_type(type_name)
+    assert entry.dequantize is not None
     blocks = data.reshape(-1, entry.block_bytes)
-    step = _PIECE_VALUES // entry.block_size
+    step = max(_PIECE_VALUES // entry.block_size, 1)
     piece = np.empty((min(step, len(blocks)), entry.block_size), np.float32)
     for start in range(0, len(blocks), step):
         part = blocks[start : start + step]
         values = piece[: len(part)]
         # A damaged scale may be infinite: that is the file's value, not a fault of the arithmetic.
         with np.errstate(all="ignore"):
-            dequantize(part, values)
+            entry.dequantize(part, values)
         yield values.reshape(-1)
 
 
 def to_float32(type_name: str, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """As `float32_pieces`, all in one new array."""
-    entry, _ = _readable(type_name)
+    entry = readable_type(type_name)
     values = np.empty(len(data) // entry.block_bytes * entry.block_size, np.float32)
     done = 0
     for piece in float32_pieces(type_name, data):
         values[done : done + len(piece)] = piece
         done += len(piece)
     return values
-
-
-def _readable(type_name: str) -> tuple[TensorType, Dequantize]:
-    entry = READABLE_TYPES.get(type_name)
-    if entry is None or entry.dequantize is None:
-        raise UnsupportedError(f"type {type_name} is not read yet; supported: {', '.join(READABLE_TYPES)}")
-    return entry, entry.dequantize

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from octavo.checkpoints.checkpoint import PlacedTensor, open_checkpoint
 from octavo.checkpoints.tensor_entry import map_file
-from octavo.checkpoints.tensor_types import READABLE_TYPES, to_float32
+from octavo.checkpoints.tensor_types import readable_type, to_float32
 from octavo.errors import CheckpointError
 
 __all__ = ["CheckpointTensor", "iterate_tensors"]
@@ -44,7 +44,7 @@ class CheckpointTensor:
         whose rows are not whole blocks comes in one part."""
         num_rows = self.shape[0] if self.shape else 1
         row_bytes = len(self.data) // max(num_rows, 1)
-        if len(self.data) <= num_bytes or row_bytes % READABLE_TYPES[self.type].block_bytes:
+        if len(self.data) <= num_bytes or row_bytes % readable_type(self.type).block_bytes:
             yield 0, self
             return
         step = max(num_bytes // row_bytes // 16, 1) * 16  # kernels take outputs by sixteen
