@@ -1,70 +1,154 @@
-"""How far bfloat16 is from float32, octavo's and torch's own: ``python -m benchmarks.quality --model FOLDER``.
+"""How far octavo's numbers are from float32, beside others': ``python -m benchmarks.quality --help``.
 
 Mean KL divergence of the next-token distributions over a fixed text (benchmarks/text.txt: the beginning of Lewis
-Carroll's "Alice's Adventures in Wonderland", 1865), the bfloat16 of each against transformers' float32. One JSON line.
+Carroll's "Alice's Adventures in Wonderland", 1865) from those of transformers in float32: of GGUF files, octavo beside
+llama.cpp; of what octavo makes of the model by its own flags; and without either, of bfloat16, beside torch's. All get
+the same token ids. What was found is kept, so that one of them can be measured again.
 """
 
 import argparse
 import json
+import random
+import shlex
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import transformers
-from torch import Tensor
 
-from octavo.attention import AttentionMetadata, attention_layers, set_forward_context
+from benchmarks.logits import Logits, divergence, llama_cpp_logits, octavo_logits, transformers_logits
+from benchmarks.table import replace_between_markers
 from octavo.config import EngineArgs
-from octavo.engine import build_config
-from octavo.loader import load_model
 
+_REPOSITORY = Path(__file__).parent.parent
 _TEXT = Path(__file__).with_name("text.txt")
 _MAX_TOKENS = 1024
-_BLOCK_SIZE = 16
+BEGIN, END = "<!-- benchmarks.quality writes from here -->", "<!-- benchmarks.quality writes to here -->"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality")
-    parser.add_argument("--model", required=True, help="folder (Hugging Face form)")
-    args = parser.parse_args()
-    ids = transformers.AutoTokenizer.from_pretrained(args.model)(_TEXT.read_text())["input_ids"][:_MAX_TOKENS]
-    exact = _reference(args.model, torch.float32, ids)
+@dataclass
+class Row:
+    """``other``: who was compared with. A divergence that was not measured is None."""
 
-    def divergence(other: Tensor) -> float:
-        return float((exact.exp() * (exact - other)).sum(-1).mean())
-
-    torchs, ours = divergence(_reference(args.model, torch.bfloat16, ids)), divergence(_octavo(args.model, ids))
-    found = {"tokens": len(ids), "torch_bf16": torchs, "octavo_bf16": ours, "ratio": round(ours / torchs, 3)}
-    print(json.dumps(found))
+    what: str
+    megabytes: float | None
+    octavo: float
+    other: str | None
+    others: float | None
 
 
-def _reference(model: str, dtype: torch.dtype, ids: list[int]) -> Tensor:
-    """[tokens - 1, vocabulary] log-probabilities of what follows each token but the last."""
-    network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
-    with torch.inference_mode():
-        return network(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
+def main() -> int:
+    args = _parser().parse_args()
+    name = args.name or args.model.stem
+    ids = _token_ids(args.model, args.tokens)
+    exact = _reference(args.model, ids, args.reference)
+    results = args.results / f"{name}.json"
+    kept = json.loads(results.read_text())["rows"] if results.exists() else {}
+    rows = {key: Row(**fields) for key, fields in kept.items()}
+    try:
+        for row in _measure(args, ids, exact):
+            rows[row.what] = row
+            print(json.dumps(asdict(row)), flush=True)
+            args.results.mkdir(parents=True, exist_ok=True)
+            kept = {"tokens": len(ids), "rows": {what: asdict(each) for what, each in rows.items()}}
+            results.write_text(json.dumps(kept, indent=1) + "\n")
+    except RuntimeError as error:
+        print(f"benchmarks.quality: {error}", file=sys.stderr)
+        return 1
+    if args.page is not None:
+        args.page.write_text(replace_between_markers(args.page.read_text(), render(args.results), BEGIN, END))
+    return 0
 
 
-def _octavo(model: str, ids: list[int]) -> Tensor:
-    """The same, the text as one chunk over a cache of its own: prompt logprobs are bounded, and this is the whole
-    vocabulary a thousand times."""
-    network = load_model(build_config(EngineArgs(model=model, dtype="bfloat16", max_model_len=len(ids))))
-    count, layers = len(ids), attention_layers(network)
-    num_blocks = -(-count // _BLOCK_SIZE)
-    for layer in layers.values():
-        page_bytes = layer.kv_cache_spec(_BLOCK_SIZE, "bfloat16").page_size_bytes
-        layer.bind_kv_cache(torch.zeros((num_blocks + 1) * page_bytes, dtype=torch.uint8))
-    metadata = AttentionMetadata(
-        query_start_loc=torch.tensor([0, count], dtype=torch.int32),
-        seq_lens=torch.tensor([count], dtype=torch.int32),
-        block_table=torch.arange(1, num_blocks + 1, dtype=torch.int32)[None],
-        slot_mapping=torch.arange(count) + _BLOCK_SIZE,
-        max_query_len=count,
-        max_seq_len=count,
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--model", type=Path, required=True, help="the float32 model: a folder (Hugging Face form), or a GGUF file"
     )
-    with torch.inference_mode(), set_forward_context(dict.fromkeys(layers, metadata)):
-        hidden = network(torch.tensor(ids), torch.arange(count))
-        return network.compute_logits(hidden)[:-1].double().log_softmax(-1)
+    parser.add_argument("--files", type=Path, nargs="*", default=[], help="GGUF files of the model to compare with it")
+    parser.add_argument("--llama-cpp", metavar="PYTHON", help="interpreter that has llama.cpp's binding")
+    parser.add_argument(
+        "--with",
+        dest="flags",
+        metavar="FLAGS",
+        action="append",
+        default=[],
+        help="octavo's flags to load the model with, as in --with '--quantization int8'; may be repeated",
+    )
+    parser.add_argument("--reference", type=Path, help="file that keeps the float32 logits for the next time (.npz)")
+    parser.add_argument("--tokens", type=int, default=_MAX_TOKENS, help="tokens of the text (at most %(default)s)")
+    parser.add_argument("--name", help="how results and table call the model (default: its file name)")
+    parser.add_argument("--results", type=Path, default=_REPOSITORY / "build" / "quality", help="folder of JSON files")
+    parser.add_argument("--page", type=Path, help="Markdown file that has the table's two markers")
+    return parser
+
+
+def _token_ids(model: Path, count: int) -> list[int]:
+    """Of the text; of a model that has no tokenizer, drawn."""
+    if model.is_file():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)
+    elif (model / "tokenizer.json").exists():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    else:
+        vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+        return random.Random(0).choices(range(vocabulary), k=count)
+    found: list[int] = tokenizer(_TEXT.read_text())["input_ids"][:count]
+    return found
+
+
+def _reference(model: Path, ids: list[int], file: Path | None) -> Logits:
+    """transformers' in float32, from ``file`` where they are kept."""
+    if file is None:
+        return transformers_logits(model, ids, torch.float32)
+    if not file.exists():
+        np.savez(file, model=model.stem, ids=ids, logits=transformers_logits(model, ids, torch.float32))
+    kept = np.load(file)
+    if str(kept["model"]) != model.stem or kept["ids"].tolist() != ids:
+        raise SystemExit(f"--reference {file} is of {kept['model']}, or of other tokens; name another file")
+    found: Logits = kept["logits"]
+    return found
+
+
+def _measure(args: argparse.Namespace, ids: list[int], exact: Logits) -> Any:
+    """The rows, as they are found."""
+    for file in args.files:
+        ours = divergence(exact, octavo_logits(file, ids, {"dtype": "bfloat16"}))
+        theirs = None if args.llama_cpp is None else divergence(exact, llama_cpp_logits(args.llama_cpp, file, ids))
+        yield Row(file.name, file.stat().st_size / 1e6, ours, None if theirs is None else "llama.cpp", theirs)
+    for flags in args.flags:
+        options = {"dtype": "bfloat16"} | _options(flags)
+        yield Row(f"`{flags}`", None, divergence(exact, octavo_logits(args.model, ids, options)), None, None)
+    if not args.files and not args.flags:
+        ours = divergence(exact, octavo_logits(args.model, ids, {"dtype": "bfloat16"}))
+        torchs = divergence(exact, transformers_logits(args.model, ids, torch.bfloat16))
+        yield Row("bfloat16", None, ours, "torch", torchs)
+
+
+def _options(flags: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="--with", allow_abbrev=False)
+    EngineArgs.add_cli_args(parser)
+    return EngineArgs.stated_options(parser.parse_args(shlex.split(flags)))
+
+
+def render(folder: Path) -> str:
+    """Markdown of all models that were measured."""
+    lines = []
+    for path in sorted(folder.glob("*.json")):
+        found = json.loads(path.read_text())
+        lines += [f"### {path.stem} ({found['tokens']} tokens)", ""]
+        lines += ["| weights | MB | octavo | beside it | octavo ÷ |", "| --- | --- | --- | --- | --- |"]
+        for fields in found["rows"].values():
+            row = Row(**fields)
+            megabytes = "" if row.megabytes is None else f"{row.megabytes:,.0f}"
+            beside = "" if row.others is None else f"{row.others:.6f} {row.other}"
+            ratio = "" if row.others is None else f"**{row.octavo / row.others:.2f}**"
+            lines.append(f"| {row.what} | {megabytes} | {row.octavo:.6f} | {beside} | {ratio} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
