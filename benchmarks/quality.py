@@ -9,19 +9,18 @@ the same token ids. What was found is kept, so that one of them can be measured 
 import argparse
 import json
 import random
-import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
 from benchmarks.logits import Logits, divergence, llama_cpp_logits, octavo_logits, transformers_logits
+from benchmarks.peers.octavo_cpu import engine_options
 from benchmarks.table import replace_between_markers
-from octavo.config import EngineArgs
 
 _REPOSITORY = Path(__file__).parent.parent
 _TEXT = Path(__file__).with_name("text.txt")
@@ -112,25 +111,20 @@ def _reference(model: Path, ids: list[int], file: Path | None) -> Logits:
     return found
 
 
-def _measure(args: argparse.Namespace, ids: list[int], exact: Logits) -> Any:
+def _measure(args: argparse.Namespace, ids: list[int], exact: Logits) -> Iterator[Row]:
     """The rows, as they are found."""
     for file in args.files:
-        ours = divergence(exact, octavo_logits(file, ids, {"dtype": "bfloat16"}))
+        ours = divergence(exact, octavo_logits(file, ids, engine_options("")))
         theirs = None if args.llama_cpp is None else divergence(exact, llama_cpp_logits(args.llama_cpp, file, ids))
         yield Row(file.name, file.stat().st_size / 1e6, ours, None if theirs is None else "llama.cpp", theirs)
     for flags in args.flags:
-        options = {"dtype": "bfloat16"} | _options(flags)
-        yield Row(f"`{flags}`", None, divergence(exact, octavo_logits(args.model, ids, options)), None, None)
+        yield Row(
+            f"`{flags}`", None, divergence(exact, octavo_logits(args.model, ids, engine_options(flags))), None, None
+        )
     if not args.files and not args.flags:
-        ours = divergence(exact, octavo_logits(args.model, ids, {"dtype": "bfloat16"}))
+        ours = divergence(exact, octavo_logits(args.model, ids, engine_options("")))
         torchs = divergence(exact, transformers_logits(args.model, ids, torch.bfloat16))
         yield Row("bfloat16", None, ours, "torch", torchs)
-
-
-def _options(flags: str) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="--with", allow_abbrev=False)
-    EngineArgs.add_cli_args(parser)
-    return EngineArgs.stated_options(parser.parse_args(shlex.split(flags)))
 
 
 def render(folder: Path) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
-__all__ = ["ENGINES", "Case", "Result", "read_results", "render", "replace_between_markers"]
+__all__ = ["ENGINES", "Case", "Result", "markers", "read_results", "render", "replace_between_markers"]
 
 ENGINES = {"octavo": "octavo", "vllm": "vLLM", "llama-cpp": "llama.cpp", "openvino": "OpenVINO GenAI"}
 BEGIN, END = "<!-- benchmarks.compare writes from here -->", "<!-- to here -->"
@@ -43,7 +43,12 @@ class Case:
 
 @dataclass
 class Result:
-    """``bandwidth_gb_s``: measured before and after the engine ran. ``limits``: what ``octavo bench roofline`` says."""
+    """Attributes:
+
+    bandwidth_gb_s: measured before and after the engine ran.
+    limits: what ``octavo bench roofline`` says.
+    packed_bytes, file_bytes: of the weights in memory and in the checkpoint, where the engine tells them.
+    """
 
     model: str
     engine: str
@@ -55,6 +60,8 @@ class Result:
     bandwidth_gb_s: list[float]
     limits: dict[str, float | int | str]
     cases: dict[str, Case] = field(default_factory=dict)
+    packed_bytes: int | None = None
+    file_bytes: int | None = None
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,8 +167,9 @@ def _limits(results: dict[str, Result]) -> list[str]:
         steps = bandwidth * 1e9 / float(limits["buffer_bytes"])
         text = (
             f"Limits ({limits['kernels']}, {limits['threads']} threads): {bandwidth:.1f} GB/s for "
-            f"{float(limits['buffer_bytes']) / 1e6:.0f} MB of bf16 weights are {steps:.1f} steps a second; "
-            f"products: {float(limits['bf16_gflop_s']):.0f} GFLOP/s bf16, {float(limits['f32_gflop_s']):.0f} float32."
+            f"{float(limits['buffer_bytes']) / 1e6:.0f} MB of {ours.settings} weights are {steps:.1f} steps a second; "
+            f"products: {float(limits['bf16_gflop_s']):.0f} GFLOP/s bf16, {float(limits['f32_gflop_s']):.0f} float32, "
+            f"{float(limits['int8_gop_s']):.0f} GOP/s int8."
         )
         single = [case for case in ours.cases.values() if case.streams == 1]
         if single:
@@ -170,6 +178,9 @@ def _limits(results: dict[str, Result]) -> list[str]:
             text += (
                 f" octavo's one stream ({shortest.prompt} + {shortest.output} tokens) reaches **{share:.2f}** of that."
             )
+        if ours.packed_bytes and ours.file_bytes:
+            share = ours.packed_bytes / ours.file_bytes
+            text += f" In memory its weights take **{share:.2f}** of the checkpoint's bytes."
         lines.append(text)
     spread = max(
         (max(rates) - min(rates)) / median(rates)
@@ -191,6 +202,13 @@ def _number(rate: float | None) -> str:
 
 def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+def markers(section: str) -> tuple[str, str]:
+    """The lines of a page between which the tables of a section are; "": the first section, which has no name."""
+    if not section:
+        return BEGIN, END
+    return f"<!-- benchmarks.compare, {section}, writes from here -->", f"<!-- {section}: to here -->"
 
 
 def replace_between_markers(page: str, table: str, begin: str = BEGIN, end: str = END) -> str:

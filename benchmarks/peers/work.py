@@ -1,8 +1,9 @@
 """The work that every engine is given, and how it is timed. It runs under the engine's own interpreter, so it needs
 nothing but Python.
 
-A case is (streams, prompt tokens, output tokens). Each round times the prompts with one output token, then with all of
-them: what the second took more is the decoding. Every line of standard output that is a JSON object is a result.
+A case is (streams, prompt tokens, output tokens). A round of it times the prompts with one output token, then with all
+of them: what the second took more is the decoding. Each line of standard input asks for a round of the case that it
+names; each line of standard output that is a JSON object is a result, the first one's about the engine itself.
 """
 
 import argparse
@@ -13,21 +14,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Generate", "measure", "options"]
+__all__ = ["Generate", "measure", "options", "read_case"]
 
 Generate = Callable[[list[list[int]], int], Any]  # (prompts of token ids, tokens to generate from each)
 
 MAX_STREAMS = 64
 MAX_MODEL_LEN = 4096
-_TOKEN_IDS = (100, 40_000)  # in every vocabulary, and no special tokens among them
+_TOKEN_IDS = (100, 30_000)  # in every vocabulary, and no special tokens among them
 
 
 def options() -> argparse.Namespace:
-    """``model``, ``cases``, ``repeats``, ``threads`` and ``spawned`` (when the driver started this, monotonic)."""
+    """``model``, ``flags`` (octavo's), ``threads`` and ``spawned`` (when the driver started this, monotonic)."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
-    parser.add_argument("--cases", required=True, type=lambda text: [read_case(each) for each in text.split(",")])
-    parser.add_argument("--repeats", required=True, type=int)
+    parser.add_argument("--flags", default="")
     parser.add_argument("--threads", required=True, type=int)
     parser.add_argument("--spawned", required=True, type=float)
     return parser.parse_args()
@@ -46,17 +46,14 @@ def read_case(text: str) -> tuple[int, int, int]:
     return streams, prompt, output
 
 
-def measure(args: argparse.Namespace, version: str, settings: str, generate: Generate) -> None:
-    """Call it as soon as the engine could take a request."""
-    say(ready_s=time.monotonic() - args.spawned, version=version, settings=settings)
-    for streams, prompt_len, output_len in args.cases:
+def measure(args: argparse.Namespace, version: str, settings: str, generate: Generate, **facts: Any) -> None:
+    """Call it as soon as the engine could take a request. ``facts``: what else is to be known of the engine."""
+    _say(ready_s=time.monotonic() - args.spawned, version=version, settings=settings, **facts)
+    for line in sys.stdin:
+        streams, prompt_len, output_len = read_case(line.strip())
         draw = random.Random(0)
         prompts = [[draw.randrange(*_TOKEN_IDS) for _ in range(prompt_len)] for _ in range(streams)]
-        rounds = [
-            (_seconds(generate, prompts, 1), _seconds(generate, prompts, output_len)) for _ in range(args.repeats + 1)
-        ]
-        prefill, total = zip(*rounds[1:], strict=True)  # the first warms up
-        say(streams=streams, prompt=prompt_len, output=output_len, prefill_s=prefill, total_s=total)
+        _say(prefill_s=_seconds(generate, prompts, 1), total_s=_seconds(generate, prompts, output_len))
 
 
 def _seconds(generate: Generate, prompts: list[list[int]], output_len: int) -> float:
@@ -65,5 +62,5 @@ def _seconds(generate: Generate, prompts: list[list[int]], output_len: int) -> f
     return time.perf_counter() - start
 
 
-def say(**result: Any) -> None:
+def _say(**result: Any) -> None:
     print(json.dumps(result), file=sys.__stdout__, flush=True)

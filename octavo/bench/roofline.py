@@ -41,8 +41,12 @@ def measure_roofline(model: str, dtype: str = "bfloat16") -> dict[str, Any]:
 
 
 def step_bytes(path: Path, dtype: str) -> int:
-    """Bytes of weights that a step over few rows reads: all but an embedding that is not the head, too."""
-    sizes = {tensor.name: math.prod(tensor.shape) for tensor in iterate_tensors(path)}
+    """Bytes of weights that a step over few rows reads: all but an embedding that is not the head, too. Quantized ones
+    count as the checkpoint has them, the others as ``dtype``."""
+    sizes = {
+        tensor.name: len(tensor.data) if tensor.is_quantized else math.prod(tensor.shape) * _ITEM_BYTES[dtype]
+        for tensor in iterate_tensors(path)
+    }
     tied = read_model_facts(path).hf_config["tie_word_embeddings"]
     unread = {_HEAD} if tied else set(_EMBEDDINGS)
-    return sum(size for name, size in sizes.items() if name not in unread) * _ITEM_BYTES[dtype]
+    return sum(size for name, size in sizes.items() if name not in unread)

@@ -35,6 +35,11 @@ class CheckpointTensor:
     data: npt.NDArray[np.uint8]
     file: str
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether values share a scale."""
+        return readable_type(self.type).block_size > 1
+
     def to_float32(self) -> npt.NDArray[np.float32]:
         """Dequantized values in a new array of shape ``shape``."""
         return to_float32(self.type, self.data).reshape(self.shape)

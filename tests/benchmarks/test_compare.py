@@ -3,12 +3,16 @@
 import argparse
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
 from benchmarks import compare
 from benchmarks.peers import work
-from benchmarks.table import BEGIN, END, Case, Result, read_results, render, replace_between_markers
+from benchmarks.peers.octavo_cpu import engine_options, packed_bytes
+from benchmarks.table import BEGIN, END, Case, Result, markers, read_results, render, replace_between_markers
 
 
 def result(engine: str, total_s: list[float], **changes: object) -> Result:
@@ -28,6 +32,7 @@ def result(engine: str, total_s: list[float], **changes: object) -> Result:
             "buffer_bytes": 120_000_000,
             "bf16_gflop_s": 99.0,
             "f32_gflop_s": 88.0,
+            "int8_gop_s": 77.0,
         },
         "cases": {case.name: case},
     }
@@ -59,6 +64,13 @@ def test_one_stream_is_compared_with_the_bandwidth() -> None:
     assert "reaches **0.50** of that" in table
 
 
+def test_weights_in_memory_are_compared_with_the_file() -> None:
+    table = render([result("octavo", [3.0], settings="GGUF", packed_bytes=105, file_bytes=100)])
+    assert "for 120 MB of GGUF weights" in table
+    assert "In memory its weights take **1.05** of the checkpoint's bytes." in table
+    assert "checkpoint's bytes" not in render([result("octavo", [3.0])])
+
+
 def test_results_of_two_machines_are_no_table() -> None:
     with pytest.raises(ValueError, match="results of 2 machines"):
         render([result("octavo", [3.0]), result("vllm", [3.0], machine="another")])
@@ -82,6 +94,14 @@ def test_only_what_is_between_the_markers_changes() -> None:
 def test_a_page_without_its_markers_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="expected one line"):
         replace_between_markers(page, "new")
+
+
+def test_sections_of_a_page_have_markers_of_their_own() -> None:
+    page = f"{BEGIN}\nfirst\n{END}\n" + "\n".join(markers("gguf")) + "\n"
+    changed = replace_between_markers(page, "second", *markers("gguf"))
+    assert changed.startswith(f"{BEGIN}\nfirst\n{END}\n")
+    assert changed.index("second") > changed.index(END)
+    assert replace_between_markers(changed, "new", *markers("")).count("second") == 1
 
 
 @pytest.mark.parametrize("text", ["16x128", "0x1x2", "65x1x2", "1x1x1", "1x4000x97", "axbxc"])
@@ -113,3 +133,73 @@ def test_an_engine_is_measured_again_case_by_case(
     assert run("2x7x2") == 1
     assert "vLLM: ended with 1; see " in capsys.readouterr().err
     assert read_results(tmp_path / "r") == [found]
+
+
+def test_engines_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Round by round; the first warms up. What fails with one of them does not keep the other from being measured."""
+    turns: list[str] = []
+
+    class Turns(compare.Peer):
+        def __init__(self, command: list[str], log: Path) -> None:
+            self._who = log.stem
+            super().__init__(command, log)
+
+        def round(self, case: str) -> dict[str, float]:
+            turns.append(self._who)
+            if self._who == "file-openvino" and turns.count(self._who) == 2:
+                case = "1x7x2"
+            return super().round(case)
+
+    monkeypatch.setattr(compare, "Peer", Turns)
+    monkeypatch.setattr(compare, "_PAUSE", 0.0)
+    monkeypatch.setattr(compare, "_limits", lambda model: result("vllm", []).limits | {"bandwidth_gb_s": 10.0})
+    monkeypatch.setattr(compare, "busy_share", lambda: 0.0)
+    for engine in ("llama-cpp", "openvino"):
+        monkeypatch.setitem(compare._PROGRAMS, engine, "tests.benchmarks.stand_in")
+    file = tmp_path / "file.gguf"
+    file.touch()
+    words = f"x --gguf {file} --llama-cpp {sys.executable} --openvino {sys.executable} --engines llama-cpp,openvino"
+    monkeypatch.setattr(sys, "argv", [*words.split(), *f"--cases 1x8x2 --repeats 2 --results {tmp_path}".split()])
+    assert compare.main() == 1
+    assert turns == ["file-llama-cpp", "file-openvino"] * 2 + ["file-llama-cpp"]
+    assert "OpenVINO GenAI: ended with 1; see " in capsys.readouterr().err
+    (found,) = read_results(tmp_path)
+    assert (found.engine, len(found.cases["1x8x2"].total_s)) == ("llama-cpp", 2)
+
+
+def test_octavo_reads_the_gguf_file_where_there_is_no_folder(tmp_path: Path) -> None:
+    parse = compare._parser().parse_args
+    file, folder = ["--gguf", str(tmp_path / "a.gguf")], ["--model", str(tmp_path)]
+
+    def model_of(words: list[str]) -> str:
+        command = compare._command(parse(words), "octavo")
+        return command[command.index("--model") + 1]
+
+    assert model_of(file) == str(tmp_path / "a.gguf")
+    assert model_of([*file, *folder]) == str(tmp_path)
+    assert compare._command(parse([*file, "--with", "--quantization x"]), "octavo")[-1] == "--flags=--quantization x"
+    with pytest.raises(compare.PeerError, match="--model names, and that was not given"):
+        compare._command(parse([*file, "--vllm", "python"]), "vllm")
+
+
+def test_octavo_tells_what_its_weights_take() -> None:
+    """A matrix that kernels have packed, one that they have not, and one whose parts are of different formats."""
+    model = nn.Module()
+    for name, packed in {
+        "a": SimpleNamespace(data=torch.zeros(10, dtype=torch.uint8)),
+        "b": SimpleNamespace(parts=[SimpleNamespace(data=torch.zeros(size, dtype=torch.uint8)) for size in (3, 4)]),
+    }.items():
+        parameter = nn.Parameter(torch.empty(0))
+        parameter.packed = packed  # type: ignore[attr-defined]
+        model.register_parameter(name, parameter)
+    model.register_parameter("c", nn.Parameter(torch.zeros(5)))
+    assert packed_bytes(model) == 10 + 7 + 20
+
+
+def test_octavos_flags_are_those_of_its_commands() -> None:
+    assert engine_options("") == {"dtype": "bfloat16"}
+    assert engine_options("--dtype float32 --block-size 32") == {"dtype": "float32", "block_size": 32}
+    with pytest.raises(SystemExit):
+        engine_options("--no-such-flag")
