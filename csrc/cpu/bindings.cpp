@@ -96,6 +96,20 @@ NB_MODULE(_native, m) {
     const nb::gil_scoped_release release;
     pack(static_cast<Type>(type), at<void>(weight), first_row, rows, out_size, in_size, gated, at<void>(packed));
   });
+  m.attr("FORMATS") = kFormats;
+  m.def("packed_block_bytes", [](int format, int64_t span, int64_t out_size, int64_t in_size, bool gated) {
+    return packed_block_bytes(static_cast<Format>(format), span, out_size, in_size, gated);
+  });
+  m.def("file_row_bytes", [](int format, int64_t span, int64_t in_size) {
+    return file_row_bytes(static_cast<Format>(format), span, in_size);
+  });
+  m.def("pack_blocks", [](int format, int64_t span, Address rows, int64_t first_row, int64_t count, int64_t out_size,
+                          int64_t in_size, bool gated, Address packed) {
+    if (recording != nullptr) throw nb::value_error("a recorded forward packs no weights");
+    const nb::gil_scoped_release release;
+    pack_blocks(static_cast<Format>(format), span, at<void>(rows), first_row, count, out_size, in_size, gated,
+                at<void>(packed));
+  });
   nb::class_<Recording>(m, "Recording")
       .def(nb::init<int64_t, int64_t>())
       .def("begin", [](Recording& self) { recording = &self; })
@@ -111,17 +125,17 @@ NB_MODULE(_native, m) {
     const nb::gil_scoped_release release;
     dequantize(static_cast<Blocks>(type), at<void>(blocks), count, at<float>(values));
   });
-  m.def("embedding", [](int type, Address ids, Address weight, float scale, int out_type, Address out, int64_t rows,
-                        int64_t size, int64_t vocabulary) {
-    run(Embedding{static_cast<Type>(type), at<int64_t>(ids), at<void>(weight), scale,
-                                         static_cast<Type>(out_type), at<void>(out), rows, size, vocabulary});
+  m.def("embedding", [](int type, Address ids, int format, int64_t span, Address weight, float scale, int out_type,
+                        Address out, int64_t rows, int64_t size, int64_t vocabulary) {
+    run(Embedding{static_cast<Type>(type), at<int64_t>(ids), static_cast<Format>(format), span, at<void>(weight), scale,
+                  static_cast<Type>(out_type), at<void>(out), rows, size, vocabulary});
   });
-  m.def("linear", [](int type, Address x, int64_t x_stride, Address weight, Address bias, Address out, int out_type,
-                     int64_t rows, int64_t in_size, int64_t out_size, Address residual, float multiplier, float softcap,
-                     bool gated, int function) {
-    run(Linear{static_cast<Type>(type), at<void>(x), x_stride, at<void>(weight), at<void>(bias),
-                                   at<void>(out), static_cast<Type>(out_type), rows, in_size, out_size,
-                                   at<float>(residual), multiplier, softcap, gated, static_cast<Function>(function)});
+  m.def("linear", [](int type, Address x, int64_t x_stride, int format, int64_t span, Address weight, Address bias,
+                     Address out, int64_t out_stride, int out_type, int64_t rows, int64_t in_size, int64_t out_size,
+                     Address residual, float multiplier, float softcap, bool gated, int function) {
+    run(Linear{static_cast<Type>(type), at<void>(x), x_stride, static_cast<Format>(format), span, at<void>(weight),
+               at<void>(bias), at<void>(out), out_stride, static_cast<Type>(out_type), rows, in_size, out_size,
+               at<float>(residual), multiplier, softcap, gated, static_cast<Function>(function)});
   });
   m.def("norm", [](int type, Address x, int64_t x_stride, int weight_type, Address weight, Address bias,
                    bool head_weights, Address residual, int out_type, Address out, int64_t rows, int64_t heads,

@@ -1,5 +1,7 @@
 // Rows of a packed table (the layout is drawn at Linear), scaled in float32 and rounded once.
 
+#include <algorithm>
+
 #include "kernels.hpp"
 #include "levels.hpp"
 #include "rows.hpp"
@@ -35,9 +37,33 @@ void embed_rows(const Embedding& call) {
   });
 }
 
+// Of a quantized table (drawn in formats.hpp): a row is one output's groups.
+template <typename Out>
+void embed_quantized_row(const Embedding& call, const Layout& layout, int64_t row) {
+  const uint8_t* block =
+      static_cast<const uint8_t*>(call.weight) + call.ids[row] / kLanes * layout.block_bytes(call.size);
+  Out* out = static_cast<Out*>(call.out) + row * call.size;
+  alignas(64) float values[kGroup];
+  for (int64_t i = 0; i < call.size; i += kGroup) {
+    unpack_group(call.format, layout, block, call.ids[row] % kLanes, i / kGroup, values);
+    by_vectors(std::min(kGroup, call.size - i), [&](int64_t k, auto lanes) {
+      store(out + i + k, load(values + k, lanes) * call.scale, lanes);
+    });
+  }
+}
+
+void embed_quantized(const Embedding& call) {
+  const Layout layout = layout_of(call.format, call.span);
+  by_rows(call.rows, call.size, [&](int64_t row) {
+    if (call.out_type == Type::f32) embed_quantized_row<float>(call, layout, row);
+    else embed_quantized_row<bf16>(call, layout, row);
+  });
+}
+
 }  // namespace
 
 void embedding(const Embedding& call) {
+  if (call.format != Format::plain) return embed_quantized(call);
   if (call.type == Type::bf16) embed_rows<bf16, 2>(call);
   else embed_rows<float, 1>(call);
 }

@@ -23,7 +23,7 @@ OCTAVO_INLINE int64_t blocks_of(const Linear& call) {
 
 template <typename Bias, typename Out, typename Lanes>
 OCTAVO_INLINE void finish_plain(const Linear& call, int64_t row, int64_t first, f32x16 value, Lanes lanes) {
-  const int64_t at = row * call.out_size + first;
+  const int64_t at = row * call.out_stride + first;
   if (call.bias != nullptr) value = value + load(static_cast<const Bias*>(call.bias) + first, lanes);
   value = value * call.multiplier;
   if (call.softcap != 0.0f) value = call.softcap * tanh(value / call.softcap);
@@ -39,7 +39,7 @@ OCTAVO_INLINE void finish_gate(const Linear& call, int64_t row, int64_t first, f
     gate = gate + load(bias, lanes);
     up = up + load(bias + size, lanes);
   }
-  store(static_cast<Out*>(call.out) + row * size + first, function<F>(gate) * up, lanes);
+  store(static_cast<Out*>(call.out) + row * call.out_stride + first, function<F>(gate) * up, lanes);
 }
 
 template <typename Bias, typename Out, Function F>

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "formats.hpp"
+
 namespace octavo {
 
 enum class Type : int { f32 = 0, bf16 = 1 };
@@ -34,12 +36,15 @@ struct Linear {
   Type type;
   const void* x;        // [rows, in_size]
   int64_t x_stride;     // elements from row to row
+  Format format;        // of the weight; plain: numbers of `type`
+  int64_t span;         // of formats that have several: inputs that share a scale
   const void* weight;   // packed
   const void* bias;     // [out_size] of `type`, in the weight's own order; or null
   void* out;            // [rows, out_size]; gated: [rows, out_size / 2]
+  int64_t out_stride;   // elements from row to row
   Type out_type;
   int64_t rows, in_size, out_size;
-  const float* residual;  // [rows, out_size], or null
+  const float* residual;  // [rows, out_size] with the stride of out, or null
   float multiplier;
   float softcap;          // softcap * tanh(… / softcap); 0: none
   bool gated;
@@ -143,6 +148,8 @@ struct Attention {
 struct Embedding {
   Type type;           // of the table
   const int64_t* ids;  // [rows]
+  Format format;       // of the table, as in Linear
+  int64_t span;
   const void* weight;  // packed, [vocabulary, size]
   float scale;
   Type out_type;

@@ -6,6 +6,7 @@
 namespace octavo::OCTAVO_LEVEL {
 
 void linear(const Linear& call);
+void linear_integer(const Linear& call);  // of quantized weights
 #if defined(__AMX_BF16__)
 void linear_amx(const Linear& call);  // of bf16
 #endif

@@ -14,14 +14,14 @@ auto fields(const KVCache& cache) {
   return std::tie(type, data, blocks, block_size, heads, head_size);
 }
 auto fields(const Linear& call) {
-  const auto& [type, x, x_stride, weight, bias, out, out_type, rows, in_size, out_size, residual, multiplier, softcap,
-               gated, function] = call;
-  return std::tie(type, x, x_stride, weight, bias, out, out_type, rows, in_size, out_size, residual, multiplier,
-                  softcap, gated, function);
+  const auto& [type, x, x_stride, format, span, weight, bias, out, out_stride, out_type, rows, in_size, out_size,
+               residual, multiplier, softcap, gated, function] = call;
+  return std::tie(type, x, x_stride, format, span, weight, bias, out, out_stride, out_type, rows, in_size, out_size,
+                  residual, multiplier, softcap, gated, function);
 }
 auto fields(const Embedding& call) {
-  const auto& [type, ids, weight, scale, out_type, out, rows, size, vocabulary] = call;
-  return std::tie(type, ids, weight, scale, out_type, out, rows, size, vocabulary);
+  const auto& [type, ids, format, span, weight, scale, out_type, out, rows, size, vocabulary] = call;
+  return std::tie(type, ids, format, span, weight, scale, out_type, out, rows, size, vocabulary);
 }
 auto fields(const Norm& call) {
   const auto& [type, x, x_stride, weight_type, weight, bias, head_weights, residual, out_type, out, rows, heads, size,

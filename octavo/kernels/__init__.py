@@ -20,7 +20,17 @@ from octavo.kernels.op import (
     record_forward,
     select,
 )
-from octavo.kernels.packed_weight import PackedWeight, Weight, empty_weight, fill_rows, pack_weight
+from octavo.kernels.packed_weight import (
+    MergedWeight,
+    PackedWeight,
+    Weight,
+    empty_weight,
+    fill_blocks,
+    fill_rows,
+    keeps,
+    pack_blocks,
+    pack_weight,
+)
 from octavo.kernels.paged_attention import paged_attention, reshape_and_cache, rotary_and_cache
 
 __all__ = [
@@ -29,6 +39,7 @@ __all__ = [
     "AttentionMetadata",
     "GateForm",
     "GeluForm",
+    "MergedWeight",
     "Op",
     "PackedWeight",
     "Provider",
@@ -41,15 +52,18 @@ __all__ = [
     "describe",
     "embedding",
     "empty_weight",
+    "fill_blocks",
     "fill_rows",
     "gated_linear",
     "gelu",
+    "keeps",
     "kernel_set",
     "layer_norm",
     "linear",
     "linear_add",
     "logits",
     "op",
+    "pack_blocks",
     "pack_weight",
     "paged_attention",
     "record_forward",

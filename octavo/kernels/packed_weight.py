@@ -2,12 +2,25 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from octavo.kernels.op import op
 
-__all__ = ["PackedWeight", "Weight", "empty_weight", "fill_rows", "pack_weight", "plain"]
+__all__ = [
+    "MergedWeight",
+    "PackedWeight",
+    "Weight",
+    "empty_weight",
+    "fill_blocks",
+    "fill_rows",
+    "keeps",
+    "pack_blocks",
+    "pack_weight",
+    "plain",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,24 +29,56 @@ class PackedWeight:
 
     data: [bytes] uint8, in the provider's own order.
     shape: (out_size, in_size).
-    dtype: of the numbers in it.
+    dtype: of what goes into its products, and of the numbers in it where they are not quantized.
     gated: the first half of the outputs are gates, and lie beside the second half's, which they belong to.
+    kept_as: how checkpoints name the quantized type whose numbers it keeps (``"Q4_1"``); empty: numbers of ``dtype``.
     """
 
     data: Tensor
     shape: tuple[int, int]
     dtype: torch.dtype
     gated: bool = False
+    kept_as: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedWeight:
+    """Weights that see the same input, each kept in its own way: their outputs follow one another. ``linear`` takes it.
+
+    Attributes:
+        parts: at least two.
+    """
+
+    parts: tuple[PackedWeight, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
 
 
 # What linear, logits and embedding take: the matrix itself, or what the same provider packed it into.
-Weight = Tensor | PackedWeight
+Weight = Tensor | PackedWeight | MergedWeight
 
 
 @op
-def empty_weight(shape: tuple[int, int], dtype: torch.dtype, gated: bool = False) -> Weight:
+def keeps(type_name: str) -> bool:
+    """Whether products compute with numbers of this quantized type as they are. The definitions do not: what is
+    quantized is widened for them."""
+    return False
+
+
+@op
+def empty_weight(shape: tuple[int, int], dtype: torch.dtype, gated: bool = False, kept_as: str = "") -> Weight:
     """Memory for a weight matrix, (out_size, in_size), in the form that ``linear``, ``logits`` and ``embedding`` are
-    given, or with ``gated`` that of ``gated_linear``; ``fill_rows`` fills it. The definitions read it as it is."""
+    given, or with ``gated`` that of ``gated_linear``; ``fill_rows`` fills it. The definitions read it as it is.
+
+    Args:
+        kept_as: a quantized type that the provider ``keeps``; then ``fill_blocks`` fills it.
+    """
     return torch.empty(shape, dtype=dtype)
 
 
@@ -43,6 +88,13 @@ def fill_rows(weight: Weight, first_row: int, rows: Tensor) -> None:
     plain(weight)[first_row : first_row + len(rows)] = rows
 
 
+@op
+def fill_blocks(weight: Weight, first_row: int, data: npt.NDArray[np.uint8]) -> None:
+    """Puts rows of blocks, as checkpoints have them (1-D), into their place in a weight of the same quantized type.
+    Several threads may fill different rows."""
+    raise TypeError("the definitions keep no quantized weights")
+
+
 def pack_weight(weight: Tensor, gated: bool = False) -> Weight:
     """A whole matrix as ``empty_weight`` and ``fill_rows`` make it."""
     packed = empty_weight((weight.shape[0], weight.shape[1]), weight.dtype, gated)
@@ -50,8 +102,17 @@ def pack_weight(weight: Tensor, gated: bool = False) -> Weight:
     return packed
 
 
+def pack_blocks(
+    type_name: str, data: npt.NDArray[np.uint8], shape: tuple[int, int], dtype: torch.dtype, gated: bool = False
+) -> Weight:
+    """A whole quantized matrix as ``empty_weight`` and ``fill_blocks`` make it."""
+    packed = empty_weight(shape, dtype, gated, type_name)
+    fill_blocks(packed, 0, data)
+    return packed
+
+
 def plain(weight: Weight) -> Tensor:
     """The matrix, for the definitions: what a provider has packed only that provider reads."""
-    if isinstance(weight, PackedWeight):
+    if not isinstance(weight, Tensor):
         raise TypeError("a weight that was packed for native kernels was given to a torch definition")
     return weight

@@ -1,15 +1,28 @@
 """Matrix products with packed weights, and the embedding, which reads the same packed table."""
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from octavo import _native
 from octavo.kernels.activation import GateForm
+from octavo.kernels.native.formats import format_of, keeps
 from octavo.kernels.native.memory import weight_memory
 from octavo.kernels.native.tensors import TYPES, check, empty, rows_of
-from octavo.kernels.packed_weight import PackedWeight, Weight
+from octavo.kernels.packed_weight import MergedWeight, PackedWeight, Weight
 
-__all__ = ["embedding", "empty_weight", "fill_rows", "gated_linear", "linear", "linear_add", "logits"]
+__all__ = [
+    "embedding",
+    "empty_weight",
+    "fill_blocks",
+    "fill_rows",
+    "gated_linear",
+    "keeps",
+    "linear",
+    "linear_add",
+    "logits",
+]
 
 
 # The library's names of functions.
@@ -18,15 +31,37 @@ _FUNCTIONS: dict[GateForm, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _PIECE = 1 << 18
 
 
-def empty_weight(shape: tuple[int, int], dtype: torch.dtype, gated: bool = False) -> PackedWeight:
+def empty_weight(shape: tuple[int, int], dtype: torch.dtype, gated: bool = False, kept_as: str = "") -> PackedWeight:
     if gated and shape[0] % 2:
         raise ValueError(f"a gate and an up projection are two halves, got {shape[0]} outputs")
-    return PackedWeight(weight_memory(_native.packed_bytes(TYPES[dtype], *shape, gated)), shape, dtype, gated)
+    if kept_as:
+        num_bytes = _native.packed_block_bytes(*format_of(kept_as), *shape, gated)
+    else:
+        num_bytes = _native.packed_bytes(TYPES[dtype], *shape, gated)
+    return PackedWeight(weight_memory(num_bytes), shape, dtype, gated, kept_as)
+
+
+def fill_blocks(weight: Weight, first_row: int, data: npt.NDArray[np.uint8]) -> None:
+    if not isinstance(weight, PackedWeight) or not weight.kept_as:
+        raise TypeError("fill_blocks was given a matrix that is not kept quantized")
+    out_size, in_size = weight.shape
+    number, span = format_of(weight.kept_as)
+    row_bytes = _native.file_row_bytes(number, span, in_size)
+    count, rest = divmod(len(data), row_bytes)
+    if rest or not 0 <= first_row <= out_size - count:
+        raise ValueError(
+            f"{len(data)} bytes of {weight.kept_as} at row {first_row} are not rows of {row_bytes} bytes "
+            f"of a weight {weight.shape}"
+        )
+    data = np.ascontiguousarray(data)
+    _native.pack_blocks(
+        number, span, data.ctypes.data, first_row, count, out_size, in_size, weight.gated, weight.data.data_ptr()
+    )
 
 
 def fill_rows(weight: Weight, first_row: int, rows: Tensor) -> None:
-    if not isinstance(weight, PackedWeight):
-        raise TypeError("fill_rows was given a matrix that is not packed")
+    if not isinstance(weight, PackedWeight) or weight.kept_as:
+        raise TypeError("fill_rows was given a matrix that is not packed, or kept quantized")
     out_size, in_size = weight.shape
     if rows.shape[1] != in_size or not 0 <= first_row <= out_size - len(rows):
         raise ValueError(f"rows {first_row} and up, {tuple(rows.shape)}, do not fit into a weight {weight.shape}")
@@ -48,6 +83,8 @@ def fill_rows(weight: Weight, first_row: int, rows: Tensor) -> None:
 
 
 def _packed(weight: Weight, gated: bool = False) -> PackedWeight:
+    if isinstance(weight, MergedWeight):
+        raise ValueError("a merged weight of several types was given to another op than linear")
     if not isinstance(weight, PackedWeight):
         packed = empty_weight((weight.shape[0], weight.shape[1]), weight.dtype, gated)
         fill_rows(packed, 0, weight)
@@ -58,7 +95,15 @@ def _packed(weight: Weight, gated: bool = False) -> PackedWeight:
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    return _product(x, _packed(weight), bias, x.dtype)
+    if not isinstance(weight, MergedWeight):
+        return _product(x, _packed(weight), bias, x.dtype)
+    out = empty(x.shape[0], weight.shape[0], dtype=x.dtype)
+    start = 0
+    for part in weight.parts:
+        end = start + part.shape[0]
+        _product(x, part, None if bias is None else bias[start:end], x.dtype, out=out[:, start:end])
+        start = end
+    return out
 
 
 def linear_add(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, multiplier: float = 1.0) -> Tensor:
@@ -84,6 +129,7 @@ def _product(
     multiplier: float = 1.0,
     softcap: float = 0.0,
     function: int = 0,
+    out: Tensor | None = None,
 ) -> Tensor:
     out_size, in_size = weight.shape
     if x.dtype != weight.dtype or x.shape[-1] != in_size:
@@ -91,14 +137,17 @@ def _product(
     check(x.dtype, (out_size,), bias=bias)
     check(torch.float32, (x.shape[0], out_size), residual=residual)
     x = rows_of(x)
-    out = empty(x.shape[0], out_size // 2 if weight.gated else out_size, dtype=dtype)
+    if out is None:
+        out = empty(x.shape[0], out_size // 2 if weight.gated else out_size, dtype=dtype)
     _native.linear(
         TYPES[x.dtype],
         x.data_ptr(),
         x.stride(0),
+        *format_of(weight.kept_as),
         weight.data.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         out.data_ptr(),
+        out.stride(0),
         TYPES[dtype],
         x.shape[0],
         in_size,
@@ -120,6 +169,7 @@ def embedding(token_ids: Tensor, table: Weight, scale: float = 1.0, dtype: torch
     _native.embedding(
         TYPES[table.dtype],
         ids.data_ptr(),
+        *format_of(table.kept_as),
         table.data.data_ptr(),
         scale,
         TYPES[dtype],

@@ -1,0 +1,123 @@
+// Exact products of bytes: what one row's next four inputs add to 16 outputs.
+//
+// A line is 16 outputs x 4 numbers (64 bytes, unsigned); the inputs are four int8 in a 32-bit word, the same for every
+// output. Bits: how large the numbers may be. Sums are int32, the same on every level.
+#pragma once
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "simd.hpp"
+
+namespace octavo::OCTAVO_LEVEL {
+
+OCTAVO_INLINE u32x16 load_line(const uint8_t* at) {
+  u32x16 found;
+  std::memcpy(&found, at, sizeof found);
+  return found;
+}
+
+OCTAVO_INLINE i32x16 splat_words(int32_t value) { return value - i32x16{}; }
+
+#if defined(__AVX512VNNI__)
+
+template <int Bits>
+OCTAVO_INLINE i32x16 dot(i32x16 sum, u32x16 line, int32_t x) {
+  return (i32x16)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)line, _mm512_set1_epi32(x));
+}
+
+#elif defined(__AVX512BW__) || defined(__AVX2__)
+
+#if defined(__AVX512BW__)
+using Register = __m512i;
+OCTAVO_INLINE Register same(int32_t x) { return _mm512_set1_epi32(x); }
+OCTAVO_INLINE Register pairs(Register numbers, Register x) { return _mm512_maddubs_epi16(numbers, x); }
+OCTAVO_INLINE Register halves(Register a, Register b) { return _mm512_madd_epi16(a, b); }
+OCTAVO_INLINE Register add(Register a, Register b) { return _mm512_add_epi32(a, b); }
+OCTAVO_INLINE Register ones() { return _mm512_set1_epi16(1); }
+OCTAVO_INLINE Register low_bytes(Register a) { return _mm512_and_si512(a, _mm512_set1_epi16(255)); }
+OCTAVO_INLINE Register high_bytes(Register a) { return _mm512_srli_epi16(a, 8); }
+OCTAVO_INLINE Register low_signed(Register a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }
+OCTAVO_INLINE Register high_signed(Register a) { return _mm512_srai_epi16(a, 8); }
+#else
+using Register = __m256i;
+OCTAVO_INLINE Register same(int32_t x) { return _mm256_set1_epi32(x); }
+OCTAVO_INLINE Register pairs(Register numbers, Register x) { return _mm256_maddubs_epi16(numbers, x); }
+OCTAVO_INLINE Register halves(Register a, Register b) { return _mm256_madd_epi16(a, b); }
+OCTAVO_INLINE Register add(Register a, Register b) { return _mm256_add_epi32(a, b); }
+OCTAVO_INLINE Register ones() { return _mm256_set1_epi16(1); }
+OCTAVO_INLINE Register low_bytes(Register a) { return _mm256_and_si256(a, _mm256_set1_epi16(255)); }
+OCTAVO_INLINE Register high_bytes(Register a) { return _mm256_srli_epi16(a, 8); }
+OCTAVO_INLINE Register low_signed(Register a) { return _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8); }
+OCTAVO_INLINE Register high_signed(Register a) { return _mm256_srai_epi16(a, 8); }
+#endif
+
+// Products of pairs saturate at 16 bits, which two times 127 x 63 do not reach, but two times 127 x 255 do: numbers of a
+// byte are taken apart into halves first.
+template <int Bits>
+OCTAVO_INLINE Register dot_register(Register sum, Register line, int32_t x) {
+#if defined(__AVXVNNI__)
+  return _mm256_dpbusd_avx_epi32(sum, line, same(x));
+#else
+  const Register inputs = same(x);
+  if constexpr (Bits < 7) return add(sum, halves(pairs(line, inputs), ones()));
+  return add(sum, add(halves(low_bytes(line), low_signed(inputs)), halves(high_bytes(line), high_signed(inputs))));
+#endif
+}
+
+template <int Bits>
+OCTAVO_INLINE i32x16 dot(i32x16 sum, u32x16 line, int32_t x) {
+  constexpr int kRegisters = 64 / sizeof(Register);
+  Register sums[kRegisters], lines[kRegisters];
+  std::memcpy(sums, &sum, sizeof sum);
+  std::memcpy(lines, &line, sizeof line);
+  for (int i = 0; i < kRegisters; ++i) sums[i] = dot_register<Bits>(sums[i], lines[i], x);
+  std::memcpy(&sum, sums, sizeof sum);
+  return sum;
+}
+
+#else
+
+template <int Bits>
+OCTAVO_INLINE i32x16 dot(i32x16 sum, u32x16 line, int32_t x) {
+  for (int byte = 0; byte < 4; ++byte) {
+    const int32_t input = static_cast<int8_t>(static_cast<uint32_t>(x) >> (8 * byte));
+    sum = sum + (i32x16)(line >> (8 * byte) & 255u) * input;
+  }
+  return sum;
+}
+
+#endif
+
+// Sixteen half-precision numbers.
+OCTAVO_INLINE f32x16 load_halves(const uint8_t* at) {
+#if defined(__AVX512F__)
+  // Masked, for gcc 12 takes the plain one's own undefined register for a fault of ours.
+  return (f32x16)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+#else
+  u16x16 found;
+  std::memcpy(&found, at, sizeof found);
+  const u32x16 bits = __builtin_convertvector(found, u32x16);
+  const u32x16 sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
+  // Without a leading one: a multiple of 2^-24. Infinities and NaN keep their exponent full.
+  const u32x16 normal = (rest << 13) + (112u << 23);
+  const u32x16 full = (rest << 13) | 0x7f800000u;
+  const u32x16 small = (u32x16)(__builtin_convertvector((i32x16)rest, f32x16) * 0x1p-24f);
+  const u32x16 is_small = (u32x16)(rest < 0x400u), is_full = (u32x16)(rest >= 0x7c00u);
+  return (f32x16)(sign | (is_small & small) | (is_full & full) | (~(is_small | is_full) & normal));
+#endif
+}
+
+using u8x16 = uint8_t __attribute__((vector_size(16)));
+using i8x16 = int8_t __attribute__((vector_size(16)));
+
+// Sixteen bytes as numbers.
+template <typename Bytes>
+OCTAVO_INLINE f32x16 load_bytes(const uint8_t* at) {
+  Bytes found;
+  std::memcpy(&found, at, sizeof found);
+  return __builtin_convertvector(__builtin_convertvector(found, i32x16), f32x16);
+}
+
+}  // namespace octavo::OCTAVO_LEVEL
