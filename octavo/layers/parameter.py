@@ -5,12 +5,15 @@ second copy of the model ever exists. Memory is taken when the first shard arriv
 """
 
 import math
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from octavo import kernels
+from octavo.checkpoints import readable_type
 from octavo.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -28,6 +31,23 @@ _PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat
 _PIECE_BYTES = 1 << 15
 
 
+@dataclass
+class _Part:
+    """Rows from ``start`` to ``stop`` of a parameter, kept as numbers of its type or of a quantized one."""
+
+    start: int
+    stop: int
+    kept_as: str
+    weight: "kernels.Weight" = field(default_factory=lambda: torch.empty(0))
+
+    def num_bytes(self, row_shape: tuple[int, ...], itemsize: int) -> int:
+        values = math.prod(row_shape)
+        if not self.kept_as:
+            return (self.stop - self.start) * values * itemsize
+        kind = readable_type(self.kept_as)
+        return (self.stop - self.start) * -(-values // kind.block_size) * kind.block_bytes
+
+
 class WeightParameter(nn.Parameter):
     """Args:
 
@@ -41,6 +61,7 @@ class WeightParameter(nn.Parameter):
     Attributes:
         packed: a weight matrix in the form that the chosen kernels read it in, once it is loaded. Where that is another
             form, the parameter itself stays empty.
+        widened: quantized types of shards that are not kept as they are.
     """
 
     full_shape: tuple[int, ...]
@@ -48,6 +69,9 @@ class WeightParameter(nn.Parameter):
     shards: dict[ShardId, slice]
     loaded_shards: set[ShardId]
     packed: "kernels.Weight"
+    widened: set[str]
+    _expected: dict[ShardId, str]
+    _parts: list[_Part]
     _matrix: bool
     _gated: bool
 
@@ -79,15 +103,39 @@ class WeightParameter(nn.Parameter):
         self._matrix, self._gated = matrix, gated
         self.full_shape = full_shape
         self.loaded_shards = set()
+        self.widened = set()
+        self._expected = {}
+        self._parts = []
         self.shards = {}
         start = 0
         for shard_id, rows in (shards or {None: full_shape[0]}).items():
             self.shards[shard_id] = slice(start, start + rows)
             start += rows
 
+    def expect(self, shard_id: ShardId, type_name: str) -> None:
+        """Says, before anything is loaded, in which type the checkpoint has a shard. A weight matrix keeps the types
+        that the chosen kernels compute with; what is not expected is kept as numbers of the parameter's type."""
+        for each in self.shards if shard_id is None else (shard_id,):
+            self._expected[each] = type_name
+
     @property
     def full_nbytes(self) -> int:
-        return math.prod(self.full_shape) * self.itemsize
+        """Bytes that the parameter takes, padding not counted."""
+        return sum(part.num_bytes(self.full_shape[1:], self.itemsize) for part in self._plan())
+
+    def _plan(self) -> list[_Part]:
+        """The rows in order, cut where they are kept in another type."""
+        kept = {shard_id: self._kept_as(self._expected.get(shard_id, "")) for shard_id in self.shards}
+        if self._gated and len(set(kept.values())) > 1:
+            kept = dict.fromkeys(kept, "")  # gates lie beside what they belong to
+        parts = []
+        for type_name, same in groupby(self.shards, key=lambda shard_id: kept[shard_id]):
+            rows = [self.shards[shard_id] for shard_id in same]
+            parts.append(_Part(rows[0].start, rows[-1].stop, type_name))
+        return parts
+
+    def _kept_as(self, type_name: str) -> str:
+        return type_name if self._matrix and type_name and kernels.keeps(type_name) else ""
 
     def shard_rows(self, shard_id: ShardId) -> slice:
         """Rows that the shard fills; None: all."""
@@ -122,12 +170,18 @@ class WeightParameter(nn.Parameter):
         if not self._matrix:
             self.data = torch.empty(self.full_shape, dtype=self.dtype)
             return
-        out_size, in_size = self.full_shape
-        weight = kernels.empty_weight((out_size, in_size), self.dtype, self._gated)
-        if isinstance(weight, Tensor):
-            self.data = weight
+        self._parts = self._plan()
+        for part in self._parts:
+            shape = (part.stop - part.start, self.full_shape[1])
+            part.weight = kernels.empty_weight(shape, self.dtype, self._gated, part.kept_as)
+        weights = [part.weight for part in self._parts]
+        if len(weights) == 1 and isinstance(weights[0], Tensor):
+            self.data = weights[0]
+        elif len(weights) == 1:
+            self.packed = weights[0]
         else:
-            self.packed = weight
+            packed = [weight for weight in weights if isinstance(weight, kernels.PackedWeight)]
+            self.packed = kernels.MergedWeight(tuple(packed))
 
     def fill(self, source: "CheckpointTensor", first_row: int) -> None:
         """Rows that were claimed; ``source`` may be a part of them, and others be filled meanwhile."""
@@ -135,12 +189,22 @@ class WeightParameter(nn.Parameter):
         if plain is not None:
             self._put(first_row, torch.from_numpy(source.data).view(plain).view(source.shape))
             return
+        part = self._part_of(first_row)
+        if part is not None and part.kept_as == source.type:
+            kernels.fill_blocks(part.weight, first_row - part.start, source.data)
+            return
+        if self._matrix:
+            self.widened.add(source.type)
         for row, piece in source.row_pieces(_PIECE_BYTES):
             self._put(first_row + row, kernels.dequantize(piece.type, piece.data).view(piece.shape))
 
+    def _part_of(self, row: int) -> _Part | None:
+        return next((part for part in self._parts if part.start <= row < part.stop), None)
+
     def _put(self, first_row: int, rows: Tensor) -> None:
-        if self._matrix:
-            kernels.fill_rows(self.packed, first_row, rows)
+        part = self._part_of(first_row)
+        if part is not None:
+            kernels.fill_rows(part.weight, first_row - part.start, rows)
             return
         filled = self.data[first_row : first_row + len(rows)]
         filled.copy_(rows)
