@@ -22,6 +22,24 @@ def pack(
     packed: int,
     /,
 ) -> None: ...
+
+# Quantized weights: format and span as in csrc/cpu/formats.hpp, 0 and 0 for plain ones.
+FORMATS: int
+
+def packed_block_bytes(format: int, span: int, out_size: int, in_size: int, gated: bool, /) -> int: ...
+def file_row_bytes(format: int, span: int, in_size: int, /) -> int: ...
+def pack_blocks(
+    format: int,
+    span: int,
+    rows: int,
+    first_row: int,
+    count: int,
+    out_size: int,
+    in_size: int,
+    gated: bool,
+    packed: int,
+    /,
+) -> None: ...
 def dequantize(type: int, blocks: int, count: int, values: int, /) -> None: ...
 
 class Recording:
@@ -35,6 +53,8 @@ class Recording:
 def embedding(
     type: int,
     ids: int,
+    format: int,
+    span: int,
     weight: int,
     scale: float,
     out_type: int,
@@ -48,9 +68,12 @@ def linear(
     type: int,
     x: int,
     x_stride: int,
+    format: int,
+    span: int,
     weight: int,
     bias: int,
     out: int,
+    out_stride: int,
     out_type: int,
     rows: int,
     in_size: int,

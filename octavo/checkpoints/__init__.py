@@ -10,20 +10,22 @@ from octavo.checkpoints.gguf_file import read_gguf_metadata
 from octavo.checkpoints.hf_folder import read_generation_config
 from octavo.checkpoints.hub import FetchOptions
 from octavo.checkpoints.resolve import pull, resolve_model, resolve_tokenizer
-from octavo.checkpoints.tensor_types import to_float32
-from octavo.checkpoints.tensors import CheckpointTensor, iterate_tensors
+from octavo.checkpoints.tensor_types import readable_type, to_float32
+from octavo.checkpoints.tensors import CheckpointTensor, CheckpointTensors, iterate_tensors
 
 __all__ = [
     "ALIASES",
     "DEFAULT_MODEL",
     "Alias",
     "CheckpointTensor",
+    "CheckpointTensors",
     "FetchOptions",
     "iterate_tensors",
     "pull",
     "read_generation_config",
     "read_gguf_metadata",
     "read_model_facts",
+    "readable_type",
     "resolve_model",
     "resolve_tokenizer",
     "to_float32",

@@ -14,7 +14,7 @@ from octavo.checkpoints.tensor_entry import map_file
 from octavo.checkpoints.tensor_types import readable_type, to_float32
 from octavo.errors import CheckpointError
 
-__all__ = ["CheckpointTensor", "iterate_tensors"]
+__all__ = ["CheckpointTensor", "CheckpointTensors", "iterate_tensors"]
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,38 @@ class CheckpointTensor:
             yield first, replace(self, shape=(last - first, *self.shape[1:]), data=data)
 
 
-def iterate_tensors(path: Path, hf_overrides: dict[str, Any] | None = None) -> Iterator[CheckpointTensor]:
+class CheckpointTensors:
     """All tensors that a model loads, in the order of the files' bytes; ``hf_overrides`` as in `read_model_facts`.
+
+    Attributes:
+        types: name → storage type, known before any data is read.
 
     Raises:
         CheckpointError: a missing, truncated or malformed file, before the first tensor is given out.
         UnsupportedError: a format, architecture, type or quantization that octavo does not have.
     """
-    opened: Path | None = None
-    data = np.empty(0, np.uint8)
-    for tensor in sorted(open_checkpoint(path, hf_overrides).tensors, key=_place):
-        if tensor.file != opened:
-            opened, data = tensor.file, map_file(tensor.file)
-        yield _read(tensor, data)
+
+    def __init__(self, path: Path, hf_overrides: dict[str, Any] | None = None) -> None:
+        self._tensors = sorted(open_checkpoint(path, hf_overrides).tensors, key=_place)
+        self.types = {tensor.placement.name: _type_of(tensor) for tensor in self._tensors}
+
+    def __iter__(self) -> Iterator[CheckpointTensor]:
+        opened: Path | None = None
+        data = np.empty(0, np.uint8)
+        for tensor in self._tensors:
+            if tensor.file != opened:
+                opened, data = tensor.file, map_file(tensor.file)
+            yield _read(tensor, data)
+
+
+def iterate_tensors(path: Path, hf_overrides: dict[str, Any] | None = None) -> Iterator[CheckpointTensor]:
+    """As `CheckpointTensors` gives them out."""
+    yield from CheckpointTensors(path, hf_overrides)
+
+
+def _type_of(tensor: PlacedTensor) -> str:
+    """As it is given out."""
+    return "F32" if tensor.placement.offset else tensor.entry.type.name
 
 
 def _place(tensor: PlacedTensor) -> tuple[str, int]:
@@ -81,7 +100,7 @@ def _place(tensor: PlacedTensor) -> tuple[str, int]:
 def _read(tensor: PlacedTensor, data: npt.NDArray[np.uint8]) -> CheckpointTensor:
     entry = tensor.entry
     own = data[entry.offset : entry.offset + entry.num_bytes]
-    placement, kind = tensor.placement, entry.type.name
+    placement = tensor.placement
     if placement.rows is not None:
         if placement.rows.num_rows != entry.shape[0]:
             raise CheckpointError(
@@ -91,7 +110,7 @@ def _read(tensor: PlacedTensor, data: npt.NDArray[np.uint8]) -> CheckpointTensor
             )
         own = placement.rows.apply(own)
     if placement.offset:
-        own, kind = (to_float32(kind, own) + np.float32(placement.offset)).view(np.uint8), "F32"
+        own = (to_float32(entry.type.name, own) + np.float32(placement.offset)).view(np.uint8)
     own.flags.writeable = False
     shape = (math.prod(entry.shape),) if placement.flat else entry.shape
-    return CheckpointTensor(placement.name, kind, shape, own, str(tensor.file))
+    return CheckpointTensor(placement.name, _type_of(tensor), shape, own, str(tensor.file))

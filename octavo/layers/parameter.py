@@ -44,8 +44,13 @@ class _Part:
         values = math.prod(row_shape)
         if not self.kept_as:
             return (self.stop - self.start) * values * itemsize
-        kind = readable_type(self.kept_as)
-        return (self.stop - self.start) * -(-values // kind.block_size) * kind.block_bytes
+        return (self.stop - self.start) * _stored_bytes(self.kept_as, values)
+
+
+def _stored_bytes(type_name: str, values: int) -> int:
+    """Bytes of a row of so many values, in whole blocks."""
+    kind = readable_type(type_name)
+    return -(-values // kind.block_size) * kind.block_bytes
 
 
 class WeightParameter(nn.Parameter):
@@ -61,7 +66,7 @@ class WeightParameter(nn.Parameter):
     Attributes:
         packed: a weight matrix in the form that the chosen kernels read it in, once it is loaded. Where that is another
             form, the parameter itself stays empty.
-        widened: quantized types of shards that are not kept as they are.
+        widened: quantized type that is not kept as it is → (bytes in the checkpoint, bytes here).
     """
 
     full_shape: tuple[int, ...]
@@ -69,7 +74,7 @@ class WeightParameter(nn.Parameter):
     shards: dict[ShardId, slice]
     loaded_shards: set[ShardId]
     packed: "kernels.Weight"
-    widened: set[str]
+    widened: dict[str, tuple[int, int]]
     _expected: dict[ShardId, str]
     _parts: list[_Part]
     _matrix: bool
@@ -103,7 +108,7 @@ class WeightParameter(nn.Parameter):
         self._matrix, self._gated = matrix, gated
         self.full_shape = full_shape
         self.loaded_shards = set()
-        self.widened = set()
+        self.widened = {}
         self._expected = {}
         self._parts = []
         self.shards = {}
@@ -122,6 +127,16 @@ class WeightParameter(nn.Parameter):
     def full_nbytes(self) -> int:
         """Bytes that the parameter takes, padding not counted."""
         return sum(part.num_bytes(self.full_shape[1:], self.itemsize) for part in self._plan())
+
+    @property
+    def kept_as(self) -> list[str]:
+        """Quantized types of a matrix, part by part, empty for numbers of the parameter's own."""
+        return [part.kept_as for part in self._plan()] if self._matrix else []
+
+    def share_nbytes(self, num_rows: int, first_row: int) -> int:
+        """Bytes of some rows, as part of ``full_nbytes``."""
+        part = self._part_of(first_row) or _Part(0, 0, "")
+        return _Part(0, num_rows, part.kept_as).num_bytes(self.full_shape[1:], self.itemsize)
 
     def _plan(self) -> list[_Part]:
         """The rows in order, cut where they are kept in another type."""
@@ -164,7 +179,16 @@ class WeightParameter(nn.Parameter):
         if not self.loaded_shards:
             self._take_memory()
         self.loaded_shards |= arrived
+        self._note_widened(source, int(rows.start))
         return int(rows.start)
+
+    def _note_widened(self, source: "CheckpointTensor", first_row: int) -> None:
+        part = self._part_of(first_row)
+        if part is None or source.type in (*_PLAIN_TYPES, part.kept_as):
+            return
+        stored, wide = self.widened.get(source.type, (0, 0))
+        values = math.prod(source.shape)
+        self.widened[source.type] = (stored + _stored_bytes(source.type, values), wide + values * self.itemsize)
 
     def _take_memory(self) -> None:
         if not self._matrix:
@@ -193,8 +217,6 @@ class WeightParameter(nn.Parameter):
         if part is not None and part.kept_as == source.type:
             kernels.fill_blocks(part.weight, first_row - part.start, source.data)
             return
-        if self._matrix:
-            self.widened.add(source.type)
         for row, piece in source.row_pieces(_PIECE_BYTES):
             self._put(first_row + row, kernels.dequantize(piece.type, piece.data).view(piece.shape))
 

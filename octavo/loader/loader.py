@@ -4,10 +4,9 @@ The model is built with empty parameters; each tensor is converted and packed by
 file, so that the checkpoint never lies in memory a second time.
 """
 
-import math
 import time
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
@@ -16,7 +15,7 @@ from pathlib import Path
 from torch import nn
 
 from octavo import kernels
-from octavo.checkpoints import CheckpointTensor, iterate_tensors
+from octavo.checkpoints import CheckpointTensor, CheckpointTensors
 from octavo.config import ModelConfig, OctavoConfig
 from octavo.errors import CheckpointError, ModelError
 from octavo.layers import ShardId, WeightParameter
@@ -53,8 +52,37 @@ def load_model(config: OctavoConfig, progress: Progress | None = None) -> nn.Mod
     model = _build(config.model)
     loaded_bytes = _load_weights(model, config.model, progress or (lambda stage, share: None))
     gib, seconds = loaded_bytes / 2**30, time.monotonic() - started
-    logger.info("loaded %s: %.2f GiB of weights as %s in %.1f s", config.model.path, gib, config.model.dtype, seconds)
+    parameters = _parameters(model)
+    kinds = _kinds(parameters, config.model)
+    logger.info("loaded %s: %.2f GiB of weights as %s in %.1f s", config.model.path, gib, kinds, seconds)
+    _report_widened(parameters, config.model)
     return model
+
+
+def _parameters(model: nn.Module) -> list[WeightParameter]:
+    return [each for each in model.parameters() if isinstance(each, WeightParameter)]
+
+
+def _kinds(parameters: list[WeightParameter], config: ModelConfig) -> str:
+    """The types of the matrices, the most frequent first."""
+    counts = Counter(name or config.dtype for each in parameters for name in each.kept_as)
+    return ", ".join(name for name, _ in counts.most_common())
+
+
+def _report_widened(parameters: list[WeightParameter], config: ModelConfig) -> None:
+    """What was quantized and is not any more, and what that costs: a token reads all weights."""
+    stored: Counter[str] = Counter()
+    wide: Counter[str] = Counter()
+    for parameter in parameters:
+        for name, (stored_bytes, wide_bytes) in parameter.widened.items():
+            stored[name] += stored_bytes
+            wide[name] += wide_bytes
+    for name, num_bytes in wide.items():
+        logger.warning(
+            "weights of type %s are widened to %s, for %s kernels do not compute with them: %.1f MiB became %.1f MiB, "
+            "which every token has to read",
+            *(name, config.dtype, kernels.chosen_provider(), stored[name] / 2**20, num_bytes / 2**20),
+        )
 
 
 def _build(config: ModelConfig) -> nn.Module:
@@ -67,11 +95,17 @@ def _build(config: ModelConfig) -> nn.Module:
 def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> int:
     """Fills every parameter; returns the parameters' bytes."""
     assignments = _assignments(model)
+    tensors = CheckpointTensors(Path(config.path), config.hf_overrides)
+    for name, type_name in tensors.types.items():
+        if name in assignments:
+            parameter, shard_id = assignments[name]
+            parameter.expect(shard_id, type_name)
     total = sum(parameter.full_nbytes for parameter in {id(p): p for p, _ in assignments.values()}.values())
+    kinds = _kinds(_parameters(model), config)
     available = current_platform().available_memory_bytes()
     if total > available:
         raise ModelError(
-            f"{config.path}: the weights need {total / 2**30:.1f} GiB as {config.dtype}, and "
+            f"{config.path}: the weights need {total / 2**30:.1f} GiB as {kinds}, and "
             f"{available / 2**30:.1f} GiB of memory are available; choose a smaller model"
         )
     done = 0
@@ -79,7 +113,7 @@ def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> 
     with warnings.catch_warnings():
         # Mapped files are read-only, and torch says so of every tensor made from one; nobody writes to them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        for size in _in_threads(_fill, _jobs(_wanted(config, assignments, model))):
+        for size in _in_threads(_fill, _jobs(_wanted(tensors, assignments, model))):
             done += size
             progress("loading weights", done / total)
     for name, (parameter, shard_id) in assignments.items():
@@ -105,10 +139,10 @@ def _assignments(model: nn.Module) -> Assignments:
 
 
 def _wanted(
-    config: ModelConfig, assignments: Assignments, model: nn.Module
+    tensors: CheckpointTensors, assignments: Assignments, model: nn.Module
 ) -> Iterator[tuple[CheckpointTensor, WeightParameter, ShardId]]:
     """The checkpoint's tensors with where they go; one that goes nowhere is an error, unless it is known why."""
-    for tensor in iterate_tensors(Path(config.path), config.hf_overrides):
+    for tensor in tensors:
         if tensor.name in assignments:
             yield tensor, *assignments[tensor.name]
         elif tensor.name == _HEAD:
@@ -128,7 +162,7 @@ def _fill(job: Job) -> int:
     """Returns the bytes that the model has of it."""
     parameter, piece, first_row = job
     parameter.fill(piece, first_row)
-    return math.prod(piece.shape) * parameter.itemsize
+    return parameter.share_nbytes(piece.shape[0], first_row)
 
 
 def _in_threads(work: Callable[[Job], int], jobs: Iterable[Job]) -> Iterator[int]:
