@@ -44,7 +44,7 @@ def step_bytes(path: Path, dtype: str) -> int:
     """Bytes of weights that a step over few rows reads: all but an embedding that is not the head, too. Quantized ones
     count as the checkpoint has them, the others as ``dtype``."""
     sizes = {
-        tensor.name: len(tensor.data) if tensor.is_quantized else math.prod(tensor.shape) * _ITEM_BYTES[dtype]
+        tensor.name: tensor.num_bytes if tensor.is_quantized else math.prod(tensor.shape) * _ITEM_BYTES[dtype]
         for tensor in iterate_tensors(path)
     }
     tied = read_model_facts(path).hf_config["tie_word_embeddings"]

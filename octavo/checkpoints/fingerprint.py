@@ -8,8 +8,8 @@ import json
 
 import numpy as np
 
-from octavo.checkpoints.checkpoint import Checkpoint, PlacedTensor
-from octavo.checkpoints.tensor_entry import map_file
+from octavo.checkpoints.checkpoint import Checkpoint
+from octavo.checkpoints.tensor_entry import TensorEntry, map_file
 
 __all__ = ["fingerprint"]
 
@@ -23,12 +23,13 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     folder's own name does not count."""
     digest = hashlib.sha256()
     digest.update(json.dumps([checkpoint.architecture, checkpoint.hf_config], sort_keys=True).encode())
-    by_file: dict[str, list[PlacedTensor]] = {}
+    by_file: dict[str, list[TensorEntry]] = {}
     for tensor in checkpoint.tensors:
-        by_file.setdefault(tensor.file.name, []).append(tensor)
+        for part in tensor.stored:
+            by_file.setdefault(part.file.name, []).append(part.entry)
     for path in sorted(checkpoint.files, key=lambda path: path.name):
         data = map_file(path)
-        entries = [tensor.entry for tensor in by_file.get(path.name, [])]
+        entries = by_file.get(path.name, [])
         header = min((entry.offset for entry in entries), default=len(data))
         digest.update(json.dumps([path.name, len(data), header]).encode())
         digest.update(data[:header].data)

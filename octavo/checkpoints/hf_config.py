@@ -1,4 +1,4 @@
-"""config.json: is the family ours, are its fields sound, is it quantized. One normal form comes out.
+"""config.json: is the family ours, are its fields sound. One normal form comes out.
 
 The fields that all families share are checked here, a family's own by the family (families/). The same checks serve
 GGUF, whose metadata are translated to these fields first.
@@ -11,15 +11,12 @@ from octavo.checkpoints.families import Family, family_of_config
 from octavo.checkpoints.json_file import Fields
 from octavo.checkpoints.rope_config import normal_rope
 from octavo.checkpoints.tensor_entry import shown
-from octavo.checkpoints.tensor_types import READABLE_TYPES
 from octavo.errors import CheckpointError, UnsupportedError
 from octavo.logging import init_logger
 
-__all__ = ["SUPPORTED_WEIGHTS", "normal_config", "stated_dtype", "token_ids"]
+__all__ = ["normal_config", "stated_dtype", "token_ids"]
 
 logger = init_logger(__name__)
-
-SUPPORTED_WEIGHTS = f"supported: safetensors of F32, F16 or BF16, and GGUF of {', '.join(READABLE_TYPES)}"
 
 # Largest values taken for a model rather than for damage.
 _MAX_WIDTH = 1 << 20
@@ -39,14 +36,13 @@ def normal_config(config: dict[str, Any], file: Path) -> tuple[Family, dict[str,
 
     Raises:
         CheckpointError: a field that is missing, of the wrong type or out of range.
-        UnsupportedError: an architecture, quantization or variant that octavo does not have.
+        UnsupportedError: an architecture or variant that octavo does not have.
     """
     family = family_of_config(config, file)
     if config.get("auto_map"):
         logger.info(
             "%s: auto_map is not followed: octavo runs its own %s, no code from checkpoints", file, family.architecture
         )
-    _check_not_quantized(config, file)
     config = family.prepare(config)
     # A default stands for a field that is not there; null is a value (no sliding window).
     fields = Fields({**family.defaults, **config}, file)
@@ -88,15 +84,6 @@ def _heads(fields: Fields, hidden_size: int) -> dict[str, int]:
     if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
         raise fields.wrong("head_dim", f"an even number up to {_MAX_HEAD_DIM}; it comes to {head_dim}")
     return {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
-
-
-def _check_not_quantized(config: dict[str, Any], file: Path) -> None:
-    for key in ("quantization_config", "compression_config"):
-        settings = config.get(key)
-        if not settings:
-            continue
-        method = settings.get("quant_method", settings.get("format")) if isinstance(settings, dict) else settings
-        raise UnsupportedError(f"{file}: {key}: {shown(method)} is not supported yet; {SUPPORTED_WEIGHTS}")
 
 
 def _check_layers_are_alike(config: dict[str, Any], file: Path, sliding_window: int | None) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from octavo.checkpoints.hf_config import SUPPORTED_WEIGHTS
 from octavo.checkpoints.json_file import read_json, read_json_object
 from octavo.checkpoints.safetensors_file import read_safetensors_entries
 from octavo.checkpoints.tensor_entry import TensorEntry, shown
@@ -121,7 +120,8 @@ def check_readable(entry: TensorEntry, path: Path) -> None:
     if quantized:
         kind = str(quantized.lastgroup).replace("_", " ").replace("compressed tensors", "compressed-tensors")
         raise UnsupportedError(
-            f"{path}: tensor {entry.name!r}: weights quantized by {kind} are not supported yet; {SUPPORTED_WEIGHTS}"
+            f"{path}: tensor {entry.name!r} belongs to a weight quantized by {kind}, and config.json's "
+            "quantization_config does not say so"
         )
     if entry.type.dequantize is None:
         raise UnsupportedError(

@@ -1,8 +1,9 @@
 """The tensors of a checkpoint, one after another, as bytes on the mapped file."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.checkpoints.checkpoint import PlacedTensor, open_checkpoint
+from octavo.checkpoints.quantization import QuantizedWeight
 from octavo.checkpoints.tensor_entry import map_file
 from octavo.checkpoints.tensor_types import readable_type, to_float32
 from octavo.errors import CheckpointError
+from octavo.logging import init_logger
 
 __all__ = ["CheckpointTensor", "CheckpointTensors", "iterate_tensors"]
+
+logger = init_logger(__name__)
+
+Bytes = npt.NDArray[np.uint8]
+# Of a tensor whose bytes have to be made, as much is made in one go.
+_MADE_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -24,15 +33,15 @@ class CheckpointTensor:
     name: its Hugging Face name.
     type: storage type, one of those that octavo reads (tensor_types.py).
     shape: torch order.
-    data: its bytes, 1-D and read-only: a view of the mapped file, which stays mapped as long as a view lives, or a
-        copy where rows had to be moved or values changed.
+    source: its bytes, or, where those have to be made first, what makes those of the rows from one number to before
+        another.
     file: path of the file that it is in.
     """
 
     name: str
     type: str
     shape: tuple[int, ...]
-    data: npt.NDArray[np.uint8]
+    source: Bytes | Callable[[int, int], Bytes]
     file: str
 
     @property
@@ -40,23 +49,59 @@ class CheckpointTensor:
         """Whether values share a scale."""
         return readable_type(self.type).block_size > 1
 
+    @cached_property
+    def data(self) -> Bytes:
+        """Its bytes, 1-D and read-only: a view of the mapped file, which stays mapped as long as a view lives, or a
+        copy where rows had to be moved or values changed. What has to be made is made by who asks first."""
+        if isinstance(self.source, np.ndarray):
+            return self.source
+        made = self.source(0, self.shape[0])
+        made.flags.writeable = False
+        return made
+
+    @property
+    def num_bytes(self) -> int:
+        entry = readable_type(self.type)
+        return math.prod(self.shape) // entry.block_size * entry.block_bytes
+
     def to_float32(self) -> npt.NDArray[np.float32]:
         """Dequantized values in a new array of shape ``shape``."""
         return to_float32(self.type, self.data).reshape(self.shape)
 
     def row_pieces(self, num_bytes: int) -> Iterator[tuple[int, "CheckpointTensor"]]:
-        """(first row, these rows) one after another: parts of about so many bytes, in views of the same data. A tensor
-        whose rows are not whole blocks comes in one part."""
+        """(first row, these rows) one after another: parts of about so many bytes, in views of the same data, or in
+        bytes that are made for them alone. A tensor whose rows are not whole blocks comes in one part."""
         num_rows = self.shape[0] if self.shape else 1
-        row_bytes = len(self.data) // max(num_rows, 1)
-        if len(self.data) <= num_bytes or row_bytes % readable_type(self.type).block_bytes:
+        row_bytes = self.num_bytes // max(num_rows, 1)
+        if self.num_bytes <= num_bytes or row_bytes % readable_type(self.type).block_bytes:
             yield 0, self
             return
         step = max(num_bytes // row_bytes // 16, 1) * 16  # kernels take outputs by sixteen
         for first in range(0, num_rows, step):
             last = min(first + step, num_rows)
-            data = self.data[first * row_bytes : last * row_bytes]
-            yield first, replace(self, shape=(last - first, *self.shape[1:]), data=data)
+            source: Bytes | Callable[[int, int], Bytes]
+            if isinstance(self.source, np.ndarray) or self.num_bytes <= _MADE_BYTES:
+                source = self.data[first * row_bytes : last * row_bytes]
+            else:
+                source = partial(_further_rows, self.source, first)
+            yield first, replace(self, shape=(last - first, *self.shape[1:]), source=source)
+
+
+def _further_rows(source: Callable[[int, int], Bytes], start: int, first: int, last: int) -> Bytes:
+    return source(start + first, start + last)
+
+
+class _MappedFiles:
+    """Files that are mapped once while tensors that need them follow each other."""
+
+    def __init__(self) -> None:
+        self._data: dict[Path, Bytes] = {}
+
+    def of(self, tensor: PlacedTensor) -> dict[Path, Bytes]:
+        """Those of the tensor; others are let go."""
+        paths = {part.file for part in tensor.stored}
+        self._data = {path: self._data[path] if path in self._data else map_file(path) for path in paths}
+        return self._data
 
 
 class CheckpointTensors:
@@ -71,16 +116,16 @@ class CheckpointTensors:
     """
 
     def __init__(self, path: Path, hf_overrides: dict[str, Any] | None = None) -> None:
-        self._tensors = sorted(open_checkpoint(path, hf_overrides).tensors, key=_place)
+        checkpoint = open_checkpoint(path, hf_overrides)
+        for remark in checkpoint.remarks:
+            logger.info("%s: %s", path, remark)
+        self._tensors = sorted(checkpoint.tensors, key=_place)
         self.types = {tensor.placement.name: _type_of(tensor) for tensor in self._tensors}
 
     def __iter__(self) -> Iterator[CheckpointTensor]:
-        opened: Path | None = None
-        data = np.empty(0, np.uint8)
+        files = _MappedFiles()
         for tensor in self._tensors:
-            if tensor.file != opened:
-                opened, data = tensor.file, map_file(tensor.file)
-            yield _read(tensor, data)
+            yield _read(tensor, files.of(tensor))
 
 
 def iterate_tensors(path: Path, hf_overrides: dict[str, Any] | None = None) -> Iterator[CheckpointTensor]:
@@ -90,27 +135,42 @@ def iterate_tensors(path: Path, hf_overrides: dict[str, Any] | None = None) -> I
 
 def _type_of(tensor: PlacedTensor) -> str:
     """As it is given out."""
-    return "F32" if tensor.placement.offset else tensor.entry.type.name
+    if tensor.placement.offset:
+        return "F32"
+    return tensor.entry.type.name if tensor.weight is None else tensor.weight.type
 
 
 def _place(tensor: PlacedTensor) -> tuple[str, int]:
     return str(tensor.file), tensor.entry.offset
 
 
-def _read(tensor: PlacedTensor, data: npt.NDArray[np.uint8]) -> CheckpointTensor:
-    entry = tensor.entry
-    own = data[entry.offset : entry.offset + entry.num_bytes]
-    placement = tensor.placement
+def _read(tensor: PlacedTensor, files: dict[Path, Bytes]) -> CheckpointTensor:
+    entry, placement = tensor.entry, tensor.placement
+    kind, shape = entry.type.name, entry.shape
+    if tensor.weight is not None:
+        kind, shape = tensor.weight.type, tensor.weight.shape
+        rows = _rows_of(tensor.weight, files)
+        if placement.rows is None:
+            return CheckpointTensor(placement.name, kind, shape, rows, str(tensor.file))
+        own = rows(0, shape[0])
+    else:
+        own = files[tensor.file][entry.offset : entry.offset + entry.num_bytes]
     if placement.rows is not None:
-        if placement.rows.num_rows != entry.shape[0]:
+        if placement.rows.num_rows != shape[0]:
             raise CheckpointError(
-                f"has {entry.shape[0]} rows, {placement.rows.num_rows} are expected",
+                f"has {shape[0]} rows, {placement.rows.num_rows} are expected",
                 file=str(tensor.file),
                 tensor=entry.name,
             )
         own = placement.rows.apply(own)
     if placement.offset:
-        own = (to_float32(entry.type.name, own) + np.float32(placement.offset)).view(np.uint8)
+        own = (to_float32(kind, own) + np.float32(placement.offset)).view(np.uint8)
     own.flags.writeable = False
-    shape = (math.prod(entry.shape),) if placement.flat else entry.shape
+    shape = (math.prod(shape),) if placement.flat else shape
     return CheckpointTensor(placement.name, _type_of(tensor), shape, own, str(tensor.file))
+
+
+def _rows_of(weight: QuantizedWeight, files: dict[Path, Bytes]) -> Callable[[int, int], Bytes]:
+    """Makes the bytes of the rows from one number to before another."""
+    arrays = {suffix: part.array(files[part.file]) for suffix, part in weight.parts.stored.items()}
+    return partial(weight.rows, arrays)

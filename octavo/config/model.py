@@ -5,13 +5,18 @@ from typing import Any
 
 from octavo.config.options import option
 
-__all__ = ["ModelConfig"]
+__all__ = ["CHECKPOINT_QUANTIZATIONS", "ModelConfig"]
 
-_WEIGHTS = "octavo reads unquantized safetensors and GGUF so far; take a GGUF file of the model"
+# Names that stand for a way of quantizing → what config.json calls it.
+CHECKPOINT_QUANTIZATIONS = {
+    **dict.fromkeys(("awq", "auto_awq", "awq_marlin", "cpu_awq"), "awq"),
+    **dict.fromkeys(("gptq", "auto_gptq", "gptq_marlin"), "gptq"),
+}
+_WEIGHTS = "octavo reads AWQ, GPTQ and GGUF; take such a form of the model"
 _QUANTIZATIONS = (
-    *("auto-round", "auto_awq", "auto_gptq", "awq", "awq_marlin", "bitblas", "bitsandbytes", "compressed-tensors"),
-    *("cpu_awq", "deepspeedfp", "experts_int8", "fbgemm_fp8", "fp8", "fp8_per_block", "fp8_per_tensor", "fp_quant"),
-    *("gptq", "gptq_bitblas", "gptq_marlin", "gptq_marlin_24", "hqq", "inc", "int8", "int8_per_channel", "ipex"),
+    *("auto-round", "bitblas", "bitsandbytes", "compressed-tensors"),
+    *("deepspeedfp", "experts_int8", "fbgemm_fp8", "fp8", "fp8_per_block", "fp8_per_tensor", "fp_quant"),
+    *("gptq_bitblas", "gptq_marlin_24", "hqq", "inc", "int8", "int8_per_channel", "ipex"),
     *("marlin", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "moe_wna16", "mxfp4", "mxfp8", "nvfp4"),
     *("petit_nvfp4", "ptpc_fp8", "quark", "rtn", "torchao", "tpu_int8"),
 )
@@ -44,7 +49,7 @@ class ModelConfig:
         "how the checkpoint's weights are quantized; it must be so. auto: as MODEL says",
         default="auto",
         short="-q",
-        choices=("auto", "none", "gguf"),
+        choices=("auto", "none", "gguf", *CHECKPOINT_QUANTIZATIONS),
         refused=dict.fromkeys(_QUANTIZATIONS, f"not there yet: {_WEIGHTS}"),
     )
     max_model_len: int = option(

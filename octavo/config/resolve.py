@@ -11,7 +11,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.compilation import CompilationConfig
 from octavo.config.engine_args import EngineArgs
 from octavo.config.load import LoadConfig
-from octavo.config.model import ModelConfig
+from octavo.config.model import CHECKPOINT_QUANTIZATIONS, ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.octavo_config import OctavoConfig
 from octavo.config.parallel import ParallelConfig
@@ -148,13 +148,17 @@ def _generation_source(stated: str) -> str:
 
 def _check_format(quantization: str, load_format: str, facts: ModelFacts) -> None:
     """What was stated of the weights must be so: nothing is converted, and a mistake in MODEL should show."""
-    is_gguf = facts.format == "gguf"
-    is_so = f"{facts.path} is {'a GGUF file' if is_gguf else 'unquantized safetensors'}"
+    kinds = {"gguf": "a GGUF file", "none": "unquantized safetensors"}
+    kind = kinds.get(facts.quantization, f"quantized by {facts.quantization}")
     if load_format not in ("auto", facts.format):
-        raise ConfigError(f"--load-format {load_format}: {is_so}; leave the flag out, or say {facts.format}")
-    if (quantization == "gguf" and not is_gguf) or (quantization == "none" and is_gguf):
-        right = "gguf" if is_gguf else "none"
-        raise ConfigError(f"--quantization {quantization}: {is_so}; leave the flag out, or say {right}")
+        raise ConfigError(
+            f"--load-format {load_format}: {facts.path} is {kind}; leave the flag out, or say {facts.format}"
+        )
+    stated = CHECKPOINT_QUANTIZATIONS.get(quantization, quantization)
+    if stated not in ("auto", facts.quantization):
+        raise ConfigError(
+            f"--quantization {quantization}: {facts.path} is {kind}; leave the flag out, or say {facts.quantization}"
+        )
 
 
 def _dtype(asked: str, facts: ModelFacts, platform: PlatformFacts) -> tuple[str, str]:

@@ -142,13 +142,18 @@ def _wanted(
     tensors: CheckpointTensors, assignments: Assignments, model: nn.Module
 ) -> Iterator[tuple[CheckpointTensor, WeightParameter, ShardId]]:
     """The checkpoint's tensors with where they go; one that goes nowhere is an error, unless it is known why."""
+    zeros = 0
     for tensor in tensors:
         if tensor.name in assignments:
             yield tensor, *assignments[tensor.name]
         elif tensor.name == _HEAD:
             logger.info("%s is not used: the head is tied to the embedding (tie_word_embeddings)", tensor.name)
+        elif tensor.name.endswith(".bias") and not tensor.data.any():
+            zeros += 1  # quantizers write one for each weight, whether the model has it or not
         else:
             raise CheckpointError(f"is no part of {type(model).__name__}", file=tensor.file, tensor=tensor.name)
+    if zeros:
+        logger.info("%d biases are not used: %s has none there, and they are all zeros", zeros, type(model).__name__)
 
 
 def _jobs(wanted: Iterable[tuple[CheckpointTensor, WeightParameter, ShardId]]) -> Iterator[Job]:

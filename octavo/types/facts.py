@@ -17,7 +17,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         hf_config: the text model's config.json as a dict (for GGUF: the same keys, made from the metadata).
         vocab_size: logits width V.
         max_position_embeddings: longest sequence that the checkpoint states, tokens.
-        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``; quantized GGUF files count as bfloat16.
+        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``; quantized weights count as bfloat16.
+        quantization: ``"none"``, ``"gguf"``, or what the folder's weights are quantized by (``"gptq"``, …).
         weight_bytes: bytes of all tensors in the files.
         generation_config: generation_config.json, or {}.
         eos_token_ids: ids that end a sequence, from config, generation_config and tokenizer, without duplicates.
@@ -35,6 +36,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     generation_config: dict[str, Any]
     eos_token_ids: list[int]
     fingerprint: str
+    quantization: str = "none"
 
 
 class PlatformFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ GGUF files are written by the `gguf` package, safetensors by theirs: independent
 """
 
 import json
+import logging
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -184,6 +185,14 @@ def load_guarded() -> Callable[[Path], ModelError | None]:
         return found
 
     return load
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """``said()``: what has been logged so far."""
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    caplog.set_level(logging.INFO, "octavo")
+    return lambda: caplog.text
 
 
 @pytest.fixture

@@ -257,7 +257,7 @@ def test_other_data_types_are_refused_by_name(make_folder: MakeFolder, type_name
     ],
 )
 def test_quantized_tensors_are_refused_by_name(make_folder: MakeFolder, name: str, kind: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{kind} are not supported yet; supported: safetensors of F32"):
+    with pytest.raises(UnsupportedError, match=f"quantized by {kind}, and config.json's quantization_config does not"):
         read_model_facts(make_folder(weights={name: np.zeros(4, np.float32)}))
 
 

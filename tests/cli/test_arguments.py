@@ -76,7 +76,7 @@ def test_help_loads_neither_torch_nor_an_http_library() -> None:
         (["serve", "--served-model-name", ""], "argument --served-model-name: must be a name or a list of names"),
         (["serve", "--hf-overrides", "[1]"], "argument --hf-overrides: must be a JSON object, got [1]"),
         (["serve", "--hf-overrides", "{'a': 1}"], "--hf-overrides: must be a JSON object"),
-        (["serve", "-q", "awq"], "argument -q/--quantization: awq: not there yet"),
+        (["serve", "-q", "hqq"], "argument -q/--quantization: hqq: not there yet"),
         (["serve", "--load-format", "tensorizer"], "--load-format: tensorizer: octavo does not read this form yet"),
         (["serve", "--distributed-executor-backend", "ray"], "ray: octavo has one worker so far"),
         (["serve", "--dtype", "int3"], "--dtype: must be one of auto, bfloat16"),

@@ -133,6 +133,12 @@ def test_the_command_line_has_a_flag_for_every_option_and_states_only_what_was_g
     assert stated["scheduler"] == {"policy": "priority"}
 
 
+def facts_of(kind: str) -> ModelFacts:
+    """Of a checkpoint that is unquantized ("safetensors"), a GGUF file, or quantized otherwise."""
+    fmt = "gguf" if kind == "gguf" else "safetensors"
+    return msgspec.structs.replace(FACTS, format=fmt, quantization="none" if kind == "safetensors" else kind)
+
+
 @pytest.mark.parametrize(
     ("fmt", "stated"),
     [
@@ -140,10 +146,14 @@ def test_the_command_line_has_a_flag_for_every_option_and_states_only_what_was_g
         ("safetensors", {"quantization": "none", "load_format": "safetensors"}),
         ("gguf", {"quantization": "gguf", "load_format": "gguf"}),
         ("gguf", {"quantization": "auto", "load_format": "auto"}),
+        ("awq", {"quantization": "awq", "load_format": "safetensors"}),
+        ("awq", {"quantization": "awq_marlin"}),
+        ("gptq", {"quantization": "gptq_marlin"}),
+        ("gptq", {}),
     ],
 )
 def test_what_is_said_of_the_weights_is_taken_where_it_is_so(fmt: str, stated: dict[str, Any]) -> None:
-    config = resolve(msgspec.structs.replace(FACTS, format=fmt), **stated)
+    config = resolve(facts_of(fmt), **stated)
     assert config.load.load_format == stated.get("load_format", "auto")
 
 
@@ -154,18 +164,22 @@ def test_what_is_said_of_the_weights_is_taken_where_it_is_so(fmt: str, stated: d
         ("safetensors", {"quantization": "gguf"}, "--quantization gguf: /models/m is unquantized safetensors; .* none"),
         ("gguf", {"load_format": "safetensors"}, "--load-format safetensors: /models/m is a GGUF file; .* say gguf"),
         ("safetensors", {"load_format": "gguf"}, "--load-format gguf: .* say safetensors"),
+        ("awq", {"quantization": "gptq"}, "--quantization gptq: /models/m is quantized by awq; .* say awq"),
+        ("awq", {"quantization": "none"}, "--quantization none: /models/m is quantized by awq; .* say awq"),
+        ("safetensors", {"quantization": "awq_marlin"}, "awq_marlin: /models/m is unquantized .* say none"),
+        ("gguf", {"quantization": "gptq"}, "--quantization gptq: /models/m is a GGUF file; .* say gguf"),
     ],
 )
 def test_what_is_said_of_the_weights_must_be_so(fmt: str, stated: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        resolve(msgspec.structs.replace(FACTS, format=fmt), **stated)
+        resolve(facts_of(fmt), **stated)
 
 
 @pytest.mark.parametrize(
     ("stated", "says"),
     [
-        ({"quantization": "awq"}, "--quantization awq: not there yet: .* GGUF"),
-        ({"quantization": "aqw"}, "--quantization must be one of auto, none, gguf; got 'aqw'"),
+        ({"quantization": "hqq"}, "--quantization hqq: not there yet: .* GGUF"),
+        ({"quantization": "aqw"}, "--quantization must be one of auto, none, gguf, awq, .*; got 'aqw'"),
         ({"load_format": "dummy"}, "--load-format dummy: .* give a checkpoint"),
         ({"load_format": "pt"}, "--load-format pt: loading a pickle runs code"),
         ({"dtype": "half"}, "--dtype half: say float16"),

@@ -1,0 +1,123 @@
+"""Models whose weights are quantized in Hugging Face's forms compute what the same model with the dequantized weights
+does: to the bit where the kernels widen them, too."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.errors import CheckpointError
+from tests.quantized.writers import Quantized, awq_parts, gptq_parts, quantized_folder, rounded
+
+Quantize = Callable[[str, Tensor], tuple[dict[str, Tensor], npt.NDArray[np.float32]] | None]
+
+WIDTHS = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6, "head_dim": 16}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+
+
+def by(
+    parts: Callable[[Quantized], dict[str, Tensor]], group_size: int = 32, bits: int = 4, **options: Any
+) -> Quantize:
+    def quantize(module: str, weight: Tensor) -> tuple[dict[str, Tensor], npt.NDArray[np.float32]]:
+        found = rounded(weight.float(), group_size, bits)
+        return parts(found), found.values
+
+    return quantize
+
+
+def gptq_with_order(module: str, weight: Tensor) -> tuple[dict[str, Tensor], npt.NDArray[np.float32]]:
+    groups = np.random.default_rng(len(module)).permutation(np.arange(weight.shape[1]) // 32)
+    found = rounded(weight.float(), 32, groups=groups)
+    return gptq_parts(found), found.values
+
+
+FORMS: dict[str, tuple[Quantize, dict[str, Any]]] = {
+    "gptq": (by(gptq_parts), GPTQ),
+    "gptq-8": (by(gptq_parts, bits=8), GPTQ | {"bits": 8}),
+    "gptq-rows": (by(gptq_parts, group_size=-1), GPTQ | {"group_size": -1}),
+    "gptq-128": (by(gptq_parts, group_size=128), GPTQ | {"group_size": 128}),
+    "gptq-act-order": (gptq_with_order, GPTQ | {"desc_act": True}),
+    "awq": (by(awq_parts), AWQ),
+    "awq-16": (by(awq_parts, group_size=16), AWQ | {"group_size": 16}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_are_those_of_the_dequantized_weights(
+    form: str,
+    make_model: Any,
+    paged_model: Any,
+    expected_logits: Any,
+    random_tokens: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "torch")  # it widens every weight, so the bits must be the same
+    folder = make_model(**WIDTHS)
+    quantize, settings = FORMS[form]
+    quantized, dequantized = quantized_folder(folder, tmp_path, quantize, settings)
+    tokens = random_tokens(40)
+    logits = paged_model(quantized).chunked(tokens, 17)
+    assert torch.equal(logits, paged_model(dequantized).chunked(tokens, 17))
+    torch.testing.assert_close(logits, expected_logits(dequantized, tokens), rtol=0, atol=1e-4)
+    assert (logits - expected_logits(folder, tokens)).abs().max() > 1e-3  # control: quantizing has changed something
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_on_the_machines_kernels(
+    form: str, make_model: Any, paged_model: Any, random_tokens: Any, tmp_path: Path
+) -> None:
+    """They may compute with the quantized weights as they are, and then round what is multiplied with them."""
+    quantize, settings = FORMS[form]
+    quantized, dequantized = quantized_folder(make_model(**WIDTHS), tmp_path, quantize, settings)
+    tokens = random_tokens(40)
+    expected = paged_model(dequantized).chunked(tokens, 17)
+    logits = paged_model(quantized).chunked(tokens, 17)
+    assert (logits - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq"])
+def test_merged_weights_and_other_row_orders(
+    form: str, make_model: Any, paged_model: Any, random_tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "torch")
+    tokens = random_tokens(40)
+    quantize, settings = FORMS[form]
+    names = {
+        "Phi3": "_proj.weight",  # has query, key and value in one, and gate and up
+        "GPTNeoX": "query_key_value.weight",  # and each head's side by side, which is put in order
+    }
+    for family, name in names.items():
+        folder = make_model(family, **WIDTHS, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+        quantized, dequantized = quantized_folder(folder, tmp_path / family, quantize, settings, name)
+        logits = paged_model(quantized).chunked(tokens, 40)
+        assert torch.equal(logits, paged_model(dequantized).chunked(tokens, 40))
+
+
+def test_biases_of_zeros_that_the_model_does_not_have(
+    make_model: Any, paged_model: Any, random_tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AutoGPTQ writes one for every weight. One that is not all zeros is a part of another model."""
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "torch")
+    folder = make_model(**WIDTHS)
+
+    def with_bias(value: float) -> Quantize:
+        def quantize(module: str, weight: Tensor) -> tuple[dict[str, Tensor], npt.NDArray[np.float32]]:
+            found = rounded(weight.float(), 32)
+            return gptq_parts(found) | {"bias": torch.full((len(weight),), value)}, found.values
+
+        return quantize
+
+    tokens = random_tokens(20)
+    quantized, dequantized = quantized_folder(folder, tmp_path / "zeros", with_bias(0.0), GPTQ)
+    logits, expected = (paged_model(path).chunked(tokens, 20) for path in (quantized, dequantized))
+    assert torch.equal(logits, expected)
+    quantized, _ = quantized_folder(folder, tmp_path / "ones", with_bias(1.0), GPTQ)
+    with pytest.raises(CheckpointError, match=r"_proj.bias': is no part of LlamaForCausalLM"):
+        paged_model(quantized)
