@@ -45,10 +45,11 @@ def main() -> int:
     ids = _token_ids(args.model, args.tokens)
     exact = _reference(args.model, ids, args.reference)
     results = args.results / f"{name}.json"
-    kept = json.loads(results.read_text())["rows"] if results.exists() else {}
-    rows = {key: Row(**fields) for key, fields in kept.items()}
+    rows = _kept(results, len(ids))
     try:
         for row in _measure(args, ids, exact):
+            if row.other is None and row.what in rows:
+                row.other, row.others = rows[row.what].other, rows[row.what].others
             rows[row.what] = row
             print(json.dumps(asdict(row)), flush=True)
             args.results.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,11 @@ def _parser() -> argparse.ArgumentParser:
         "--model", type=Path, required=True, help="the float32 model: a folder (Hugging Face form), or a GGUF file"
     )
     parser.add_argument("--files", type=Path, nargs="*", default=[], help="GGUF files of the model to compare with it")
-    parser.add_argument("--llama-cpp", metavar="PYTHON", help="interpreter that has llama.cpp's binding")
+    parser.add_argument(
+        "--llama-cpp",
+        metavar="PYTHON",
+        help="interpreter that has its binding; without it what is known of llama.cpp stays",
+    )
     parser.add_argument(
         "--with",
         dest="flags",
@@ -109,6 +114,12 @@ def _reference(model: Path, ids: list[int], file: Path | None) -> Logits:
         raise SystemExit(f"--reference {file} is of {kept['model']}, or of other tokens; name another file")
     found: Logits = kept["logits"]
     return found
+
+
+def _kept(results: Path, tokens: int) -> dict[str, Row]:
+    """What was found before over as many tokens."""
+    found = json.loads(results.read_text()) if results.exists() else {"tokens": 0}
+    return {what: Row(**fields) for what, fields in found["rows"].items()} if found["tokens"] == tokens else {}
 
 
 def _measure(args: argparse.Namespace, ids: list[int], exact: Logits) -> Iterator[Row]:

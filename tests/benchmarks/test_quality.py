@@ -103,6 +103,19 @@ def test_llama_cpp_that_is_absent_is_told_of(
     assert 0 < rows["small.gguf"]["octavo"] < 1e-2
 
 
+def test_what_is_known_of_llama_cpp_stays_where_only_octavo_is_measured_again(
+    measure: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "small.gguf"
+    write_gguf(folder, file)
+    monkeypatch.setattr(quality, "llama_cpp_logits", lambda python, model, ids: octavo_logits(model, ids, {}) * 1.1)
+    _, first = measure("--files", str(file), "--llama-cpp", "python")
+    assert first["small.gguf"]["others"] > first["small.gguf"]["octavo"]
+    assert measure("--files", str(file)) == (0, first)
+    _, shorter = measure("--files", str(file), "--tokens", "39")
+    assert shorter["small.gguf"]["others"] is None
+
+
 def test_llama_cpps_logits_come_from_its_own_interpreter(folder: Path, tmp_path: Path) -> None:
     """With a stand-in for that interpreter: it gets the same ids, and what it writes is what is read."""
     stand_in = tmp_path / "python"
