@@ -21,7 +21,7 @@ from torch import Tensor
 
 _REPOSITORY = Path(__file__).parent.parent
 _TYPES = "Q8_0,Q4_0,Q4_1,Q5_0,Q5_1,Q4_K_M,Q5_K_M,Q6_K"
-_BILLION = {"hidden": 2048, "intermediate": 8192, "layers": 16, "heads": 32, "kv_heads": 8, "vocabulary": 32_000}
+_BILLION = {"hidden": 2048, "intermediate": 8192, "heads": 32, "kv_heads": 8, "vocabulary": 32_000}
 _EMBEDDING_SPREAD = 0.05  # logits of a tied head then spread by about 2: neither flat nor certain
 # Fields of a GGUF file that its writer gives, or that tell of its weights.
 _OWN_FIELDS = ("general.architecture", "general.file_type", "general.quantization_version")
@@ -30,7 +30,7 @@ _OWN_FIELDS = ("general.architecture", "general.file_type", "general.quantizatio
 def main() -> int:
     args = _parser().parse_args()
     if args.random:
-        write_random_model(args.model, **_BILLION)
+        write_random_model(args.model, **_BILLION, layers=args.layers)
     args.out.mkdir(parents=True, exist_ok=True)
     name = args.model.resolve().name
     wide = args.out / f"{name}-BF16.gguf"
@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.make_models", description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="folder in Hugging Face form, of bfloat16")
     parser.add_argument("--random", action="store_true", help="write a random model there first")
+    parser.add_argument("--layers", type=int, default=16, help="of the random model (default: 16)")
     parser.add_argument("--like", type=Path, help="GGUF file of the same model, whose metadata and tokenizer are taken")
     parser.add_argument("--out", type=Path, required=True, help="folder for the GGUF files")
     parser.add_argument("--types", default=_TYPES, help="of llama.cpp's quantizer (default: %(default)s)")

@@ -40,14 +40,16 @@ class Row:
 
 
 def main() -> int:
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
+    if args.own and (args.flags or not args.files):
+        parser.error("--own is of --files")
     name = args.name or args.model.stem
     ids = _token_ids(args.model, args.tokens)
-    exact = _reference(args.model, ids, args.reference)
     results = args.results / f"{name}.json"
     rows = _kept(results, len(ids))
     try:
-        for row in _measure(args, ids, exact):
+        for row in _measure(args, ids):
             if row.other is None and row.what in rows:
                 row.other, row.others = rows[row.what].other, rows[row.what].others
             rows[row.what] = row
@@ -73,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
         "--llama-cpp",
         metavar="PYTHON",
         help="interpreter that has its binding; without it what is known of llama.cpp stays",
+    )
+    parser.add_argument(
+        "--own", action="store_true", help="compare each file with its own weights in float32, not with the model"
     )
     parser.add_argument(
         "--with",
@@ -122,16 +127,20 @@ def _kept(results: Path, tokens: int) -> dict[str, Row]:
     return {what: Row(**fields) for what, fields in found["rows"].items()} if found["tokens"] == tokens else {}
 
 
-def _measure(args: argparse.Namespace, ids: list[int], exact: Logits) -> Iterator[Row]:
+def _measure(args: argparse.Namespace, ids: list[int]) -> Iterator[Row]:
     """The rows, as they are found."""
+    exact = None if args.own else _reference(args.model, ids, args.reference)
     for file in args.files:
-        ours = divergence(exact, octavo_logits(file, ids, engine_options("")))
-        theirs = None if args.llama_cpp is None else divergence(exact, llama_cpp_logits(args.llama_cpp, file, ids))
-        yield Row(file.name, file.stat().st_size / 1e6, ours, None if theirs is None else "llama.cpp", theirs)
+        of_file = exact if exact is not None else transformers_logits(file, ids, torch.float32)
+        ours = divergence(of_file, octavo_logits(file, ids, engine_options("")))
+        theirs = None if args.llama_cpp is None else divergence(of_file, llama_cpp_logits(args.llama_cpp, file, ids))
+        what = f"{file.name}, its own weights" if args.own else file.name
+        yield Row(what, file.stat().st_size / 1e6, ours, None if theirs is None else "llama.cpp", theirs)
+    if exact is None:
+        return
     for flags in args.flags:
-        yield Row(
-            f"`{flags}`", None, divergence(exact, octavo_logits(args.model, ids, engine_options(flags))), None, None
-        )
+        ours = divergence(exact, octavo_logits(args.model, ids, engine_options(flags)))
+        yield Row(f"`{flags}`", None, ours, None, None)
     if not args.files and not args.flags:
         ours = divergence(exact, octavo_logits(args.model, ids, engine_options("")))
         torchs = divergence(exact, transformers_logits(args.model, ids, torch.bfloat16))

@@ -116,6 +116,18 @@ def test_what_is_known_of_llama_cpp_stays_where_only_octavo_is_measured_again(
     assert shorter["small.gguf"]["others"] is None
 
 
+def test_a_file_can_be_compared_with_its_own_weights(measure: Any, folder: Path, tmp_path: Path) -> None:
+    """What is left then is how it is computed: a file of another model is as near to itself."""
+    other, file = tmp_path / "other", tmp_path / "other.gguf"
+    write_random_model(other, hidden=64, intermediate=96, layers=1, heads=4, kv_heads=2, vocabulary=300)
+    write_gguf(other, file)
+    _, rows = measure("--files", str(file))
+    _, rows = measure("--files", str(file), "--own")
+    assert 0 < rows["other.gguf, its own weights"]["octavo"] < 1e-2 < rows["other.gguf"]["octavo"]
+    with pytest.raises(SystemExit):
+        measure("--own")
+
+
 def test_llama_cpps_logits_come_from_its_own_interpreter(folder: Path, tmp_path: Path) -> None:
     """With a stand-in for that interpreter: it gets the same ids, and what it writes is what is read."""
     stand_in = tmp_path / "python"
