@@ -183,7 +183,7 @@ def _placed(
         found += _placed_weight(Parts(module, stored), family, config, quantization)
     remarks = [f"weights quantized by {quantization.summary}", *quantization.notes, *_widened(found)]
     if unused:
-        remarks.append(f"{len(unused)} tensors are not used: octavo has its own settings for them; one is {unused[0]}")
+        remarks.append(f"{len(unused)} scales of activations or of the cache are not used; one is {unused[0]}")
     return found, remarks
 
 

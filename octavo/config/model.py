@@ -11,11 +11,13 @@ __all__ = ["CHECKPOINT_QUANTIZATIONS", "ModelConfig"]
 CHECKPOINT_QUANTIZATIONS = {
     **dict.fromkeys(("awq", "auto_awq", "awq_marlin", "cpu_awq"), "awq"),
     **dict.fromkeys(("gptq", "auto_gptq", "gptq_marlin"), "gptq"),
+    **dict.fromkeys(("fp8", "fbgemm_fp8"), "fp8"),
+    "compressed-tensors": "compressed-tensors",
 }
-_WEIGHTS = "octavo reads AWQ, GPTQ and GGUF; take such a form of the model"
+_WEIGHTS = "octavo reads AWQ, GPTQ, compressed-tensors, FP8 and GGUF; take such a form of the model"
 _QUANTIZATIONS = (
-    *("auto-round", "bitblas", "bitsandbytes", "compressed-tensors"),
-    *("deepspeedfp", "experts_int8", "fbgemm_fp8", "fp8", "fp8_per_block", "fp8_per_tensor", "fp_quant"),
+    *("auto-round", "bitblas", "bitsandbytes"),
+    *("deepspeedfp", "experts_int8", "fp8_per_block", "fp8_per_tensor", "fp_quant"),
     *("gptq_bitblas", "gptq_marlin_24", "hqq", "inc", "int8", "int8_per_channel", "ipex"),
     *("marlin", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "moe_wna16", "mxfp4", "mxfp8", "nvfp4"),
     *("petit_nvfp4", "ptpc_fp8", "quark", "rtn", "torchao", "tpu_int8"),

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import safetensors.numpy
+import safetensors.torch
+import torch
 
 from octavo.checkpoints import iterate_tensors, read_model_facts
 from octavo.errors import ModelError
@@ -247,6 +249,28 @@ def make_folder(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return make
+
+
+@pytest.fixture
+def make_quantized(make_folder: Callable[..., Path], weights: Weights) -> Callable[..., Path]:
+    """``make_quantized({module: {suffix: tensor}}, quantization_config, more={})`` → folder in which these modules have
+    these tensors in place of their weights. Settings of ``...`` or None leave the field out."""
+
+    def write(
+        modules: dict[str, dict[str, torch.Tensor]],
+        settings: dict[str, Any] | None,
+        more: dict[str, torch.Tensor] | None = None,
+    ) -> Path:
+        stated = ... if settings is None else settings
+        folder = make_folder(quantization_config=stated, torch_dtype="bfloat16")
+        tensors = {name: torch.from_numpy(values) for name, values in weights.items()}
+        for module, parts in modules.items():
+            del tensors[f"{module}.weight"]
+            tensors |= {f"{module}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+        safetensors.torch.save_file(tensors | (more or {}), folder / "model.safetensors")
+        return folder
+
+    return write
 
 
 def _write_safetensors(folder: Path, weights: Weights, shards: int) -> None:

@@ -11,12 +11,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from octavo.checkpoints import CheckpointTensor, iterate_tensors, read_model_facts
+from octavo.checkpoints import read_model_facts
 from octavo.errors import CheckpointError, ModelError, UnsupportedError
+from tests.quantized.reading import check, read
 from tests.quantized.writers import Quantized, awq_parts, drawn, gptq_parts
-
-MakeFolder = Callable[..., Path]
-Weights = dict[str, Any]
 
 DOWN = "model.layers.1.mlp.down_proj"  # 64 outputs of 96 inputs
 QUERY = "model.layers.0.self_attn.q_proj"  # 64 of 64
@@ -26,143 +24,120 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 
 
-@pytest.fixture
-def make(make_folder: MakeFolder, weights: Weights) -> Callable[..., Path]:
-    """``make({module: its parts}, settings)`` → folder."""
-
-    def write(modules: dict[str, dict[str, Tensor]], settings: dict[str, Any] | None, **config: Any) -> Path:
-        folder = make_folder(quantization_config=settings, torch_dtype="bfloat16", **config)
-        tensors = {name: torch.from_numpy(values) for name, values in weights.items()}
-        for module, parts in modules.items():
-            del tensors[f"{module}.weight"]
-            tensors |= {f"{module}.{suffix}": part.contiguous() for suffix, part in parts.items()}
-        safetensors.torch.save_file(tensors, folder / "model.safetensors")
-        return folder
-
-    return write
-
-
-def read(folder: Path, module: str) -> CheckpointTensor:
-    return next(tensor for tensor in iterate_tensors(folder) if tensor.name == f"{module}.weight")
-
-
-def check(folder: Path, module: str, weight: Quantized, kind: str) -> None:
-    """The whole weight, and its rows in pieces that begin anywhere."""
-    tensor = read(folder, module)
-    assert (tensor.type, tensor.shape) == (kind, weight.q.shape)
+def check_values(folder: Path, module: str, weight: Quantized, kind: str) -> None:
+    tensor = check(folder, module, weight.q.shape, kind)
     np.testing.assert_array_equal(tensor.to_float32(), weight.values)
-    assert len(tensor.data) == tensor.num_bytes
-    assert callable(tensor.source)
-    for first, last in [(0, 1), (1, 2), (3, 14), (7, 64), (63, 64)]:
-        rows = tensor.data.reshape(len(weight.q), -1)[first:last]
-        np.testing.assert_array_equal(tensor.source(first, last), rows.reshape(-1))
 
 
 @pytest.mark.parametrize("module", [DOWN, QUERY])
 @pytest.mark.parametrize(("group_size", "block"), [(32, 32), (64, None), (-1, None), (128, None)])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("form", ["gptq", "gptq_v2"])
-def test_gptq(make: Any, module: str, group_size: int, block: int | None, bits: int, form: str) -> None:
+def test_gptq(make_quantized: Any, module: str, group_size: int, block: int | None, bits: int, form: str) -> None:
     weight = drawn(SHAPES[module], group_size, bits)
     in_size = SHAPES[module][1]
     # Where rows are not whole groups, blocks are what divides both.
     block = block or (np.gcd(in_size, group_size) if group_size > 0 else in_size)
     settings = GPTQ | {"bits": bits, "group_size": group_size, "checkpoint_format": form}
-    folder = make({module: gptq_parts(weight, less_one=form == "gptq")}, settings)
-    check(folder, module, weight, f"U{bits}:{block}")
+    folder = make_quantized({module: gptq_parts(weight, less_one=form == "gptq")}, settings)
+    check_values(folder, module, weight, f"U{bits}:{block}")
 
 
 @pytest.mark.parametrize("module", [DOWN, QUERY])
 @pytest.mark.parametrize("group_size", [32, 64, -1])
-def test_awq(make: Any, module: str, group_size: int) -> None:
+def test_awq(make_quantized: Any, module: str, group_size: int) -> None:
     weight = drawn(SHAPES[module], group_size)
     in_size = SHAPES[module][1]
     block = np.gcd(in_size, group_size) if group_size > 0 else in_size
-    check(make({module: awq_parts(weight)}, AWQ | {"group_size": group_size}), module, weight, f"U4:{block}")
+    check_values(
+        make_quantized({module: awq_parts(weight)}, AWQ | {"group_size": group_size}), module, weight, f"U4:{block}"
+    )
 
 
 @pytest.mark.parametrize("shape", [(808, 1056), (16, 1024)])
-def test_awq_of_more_words_than_are_unpacked_at_a_time(make: Any, shape: tuple[int, int]) -> None:
+def test_awq_of_more_words_than_are_unpacked_at_a_time(make_quantized: Any, shape: tuple[int, int]) -> None:
     weight = drawn(shape, 32)
-    tensor = read(make({DOWN: awq_parts(weight)}, AWQ), DOWN)
+    tensor = read(make_quantized({DOWN: awq_parts(weight)}, AWQ), DOWN)
     np.testing.assert_array_equal(tensor.to_float32(), weight.values)
 
 
 @pytest.mark.parametrize("scale_type", [torch.float16, torch.bfloat16, torch.float32])
-def test_scales_of_every_type(make: Any, scale_type: torch.dtype) -> None:
+def test_scales_of_every_type(make_quantized: Any, scale_type: torch.dtype) -> None:
     weight = drawn(SHAPES[QUERY], 32, scale_type=scale_type)
-    check(make({QUERY: gptq_parts(weight)}, GPTQ), QUERY, weight, "U4:32")
-    check(make({QUERY: awq_parts(weight)}, AWQ), QUERY, weight, "U4:32")
+    check_values(make_quantized({QUERY: gptq_parts(weight)}, GPTQ), QUERY, weight, "U4:32")
+    check_values(make_quantized({QUERY: awq_parts(weight)}, AWQ), QUERY, weight, "U4:32")
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_symmetric_zeros_are_recognized_in_either_form(make: Any, bits: int) -> None:
+def test_symmetric_zeros_are_recognized_in_either_form(make_quantized: Any, bits: int) -> None:
     """Some writers say "gptq" and keep zeros as they are."""
     weight = drawn(SHAPES[QUERY], 32, bits, symmetric=True)
     for less_one in (True, False):
-        folder = make({QUERY: gptq_parts(weight, less_one)}, GPTQ | {"sym": True, "bits": bits})
-        check(folder, QUERY, weight, f"U{bits}:32")
+        folder = make_quantized({QUERY: gptq_parts(weight, less_one)}, GPTQ | {"sym": True, "bits": bits})
+        check_values(folder, QUERY, weight, f"U{bits}:32")
     # Control: where nothing says that they are symmetric, the form is what counts.
-    folder = make({QUERY: gptq_parts(weight, less_one=False)}, GPTQ | {"sym": False, "bits": bits})
+    folder = make_quantized({QUERY: gptq_parts(weight, less_one=False)}, GPTQ | {"sym": False, "bits": bits})
     assert not np.array_equal(read(folder, QUERY).to_float32(), weight.values)
 
 
-def test_inputs_in_an_order_of_their_own_are_widened_and_it_is_said(make: Any, said: Any) -> None:
+def test_inputs_in_an_order_of_their_own_are_widened_and_it_is_said(make_quantized: Any, said: Any) -> None:
     weight = drawn(SHAPES[DOWN], 32)
     order = np.random.default_rng(1).permutation(weight.groups)
     weight = Quantized(4, weight.q, weight.scale, weight.zero, order)
-    folder = make({DOWN: gptq_parts(weight)}, GPTQ | {"desc_act": True})
-    check(folder, DOWN, weight, "F32")
+    folder = make_quantized({DOWN: gptq_parts(weight)}, GPTQ | {"desc_act": True})
+    check_values(folder, DOWN, weight, "F32")
     assert "1 quantized weights are widened while loading: groups of inputs that are not neighbours" in said()
     assert DOWN in said()
 
 
-def test_act_order_in_name_only_is_kept(make: Any, said: Any) -> None:
+def test_act_order_in_name_only_is_kept(make_quantized: Any, said: Any) -> None:
     """static_groups: desc_act is set, and groups are neighbours all the same."""
     weight = drawn(SHAPES[DOWN], 32)
-    check(make({DOWN: gptq_parts(weight)}, GPTQ | {"desc_act": True}), DOWN, weight, "U4:32")
+    check_values(make_quantized({DOWN: gptq_parts(weight)}, GPTQ | {"desc_act": True}), DOWN, weight, "U4:32")
     empty = gptq_parts(weight) | {"g_idx": torch.zeros(96, dtype=torch.int32)}
-    check(make({DOWN: empty}, GPTQ), DOWN, weight, "U4:32")
+    check_values(make_quantized({DOWN: empty}, GPTQ), DOWN, weight, "U4:32")
     assert "widened" not in said()
     assert "weights quantized by GPTQ, 4 bits in groups of 32" in said()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_groups_that_blocks_cannot_have_are_widened(make: Any, bits: int, said: Any) -> None:
+def test_groups_that_blocks_cannot_have_are_widened(make_quantized: Any, bits: int, said: Any) -> None:
     weight = drawn(SHAPES[DOWN], 16, bits)
-    check(make({DOWN: gptq_parts(weight)}, GPTQ | {"group_size": 16, "bits": bits}), DOWN, weight, "F32")
+    check_values(
+        make_quantized({DOWN: gptq_parts(weight)}, GPTQ | {"group_size": 16, "bits": bits}), DOWN, weight, "F32"
+    )
     assert "rows that are not whole groups of a multiple of 32" in said()
     weight = drawn(SHAPES[DOWN], 16)
-    check(make({DOWN: awq_parts(weight)}, AWQ | {"group_size": 16}), DOWN, weight, "F32")
+    check_values(make_quantized({DOWN: awq_parts(weight)}, AWQ | {"group_size": 16}), DOWN, weight, "F32")
 
 
-def test_awq_without_zeros_is_around_the_middle(make: Any) -> None:
+def test_awq_without_zeros_is_around_the_middle(make_quantized: Any) -> None:
     weight = drawn(SHAPES[QUERY], 32, symmetric=True)
     parts = awq_parts(weight)
     del parts["qzeros"]
-    check(make({QUERY: parts}, AWQ | {"zero_point": False}), QUERY, weight, "U4:32")
+    check_values(make_quantized({QUERY: parts}, AWQ | {"zero_point": False}), QUERY, weight, "U4:32")
 
 
-def test_settings_may_lie_in_a_file_of_their_own(make: Any) -> None:
+def test_settings_may_lie_in_a_file_of_their_own(make_quantized: Any) -> None:
     weight = drawn(SHAPES[QUERY], 32)
     own = {key: value for key, value in GPTQ.items() if key != "quant_method"}
-    folder = make({QUERY: gptq_parts(weight)}, ...)
+    folder = make_quantized({QUERY: gptq_parts(weight)}, ...)
     (folder / "quantize_config.json").write_text(json.dumps(own))
     assert read_model_facts(folder).quantization == "gptq"
-    check(folder, QUERY, weight, "U4:32")
+    check_values(folder, QUERY, weight, "U4:32")
     (folder / "quantize_config.json").unlink()
-    folder = make({QUERY: awq_parts(weight)}, ...)
+    folder = make_quantized({QUERY: awq_parts(weight)}, ...)
     (folder / "quant_config.json").write_text(
         json.dumps({"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"})
     )
     assert read_model_facts(folder).quantization == "awq"
-    check(folder, QUERY, weight, "U4:32")
+    check_values(folder, QUERY, weight, "U4:32")
 
 
-def test_facts_count_what_lies_in_the_files(make: Any) -> None:
+def test_facts_count_what_lies_in_the_files(make_quantized: Any) -> None:
     weight = drawn(SHAPES[QUERY], 32)
-    before = read_model_facts(make({}, None))
-    after = read_model_facts(make({QUERY: gptq_parts(weight)}, GPTQ))
+    before = read_model_facts(make_quantized({}, None))
+    after = read_model_facts(make_quantized({QUERY: gptq_parts(weight)}, GPTQ))
     assert (before.quantization, after.quantization) == ("none", "gptq")
     parts = gptq_parts(weight).values()
     assert after.weight_bytes - before.weight_bytes == sum(part.nbytes for part in parts) - 64 * 64 * 4
@@ -170,17 +145,17 @@ def test_facts_count_what_lies_in_the_files(make: Any) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["qweight", "qzeros", "scales", "g_idx"])
-def test_every_part_counts_in_the_fingerprint(make: Any, suffix: str) -> None:
+def test_every_part_counts_in_the_fingerprint(make_quantized: Any, suffix: str) -> None:
     parts = gptq_parts(drawn(SHAPES[QUERY], 32))
-    before = read_model_facts(make({QUERY: parts}, GPTQ)).fingerprint
+    before = read_model_facts(make_quantized({QUERY: parts}, GPTQ)).fingerprint
     parts[suffix] = parts[suffix].clone()
     parts[suffix].view(-1)[-1] = 0 if suffix == "g_idx" else 1
-    assert read_model_facts(make({QUERY: parts}, GPTQ)).fingerprint != before
+    assert read_model_facts(make_quantized({QUERY: parts}, GPTQ)).fingerprint != before
 
 
-def test_parts_in_different_files(make: Any, tmp_path: Path) -> None:
+def test_parts_in_different_files(make_quantized: Any, tmp_path: Path) -> None:
     weight = drawn(SHAPES[QUERY], 32)
-    folder = make({QUERY: gptq_parts(weight)}, GPTQ)
+    folder = make_quantized({QUERY: gptq_parts(weight)}, GPTQ)
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     weight_map = {}
@@ -191,7 +166,7 @@ def test_parts_in_different_files(make: Any, tmp_path: Path) -> None:
         weight_map |= dict.fromkeys(own, name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert len({weight_map[f"{QUERY}.{suffix}"] for suffix in ("qweight", "qzeros", "scales")}) > 1
-    check(folder, QUERY, weight, "U4:32")
+    check_values(folder, QUERY, weight, "U4:32")
     assert read_model_facts(folder).fingerprint
 
 
@@ -209,9 +184,9 @@ CONFIG_CASES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "says"), CONFIG_CASES)
-def test_what_is_not_supported_is_named(make: Any, settings: dict[str, Any], says: str) -> None:
+def test_what_is_not_supported_is_named(make_quantized: Any, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(UnsupportedError, match=says):
-        read_model_facts(make({}, settings))
+        read_model_facts(make_quantized({}, settings))
 
 
 @pytest.mark.parametrize(
@@ -228,11 +203,11 @@ def test_what_is_not_supported_is_named(make: Any, settings: dict[str, Any], say
         (AWQ | {"zero_point": 1}, "zero_point must be true or false"),
     ],
 )
-def test_settings_that_cannot_be_right_are_named(make: Any, settings: Any, says: str) -> None:
+def test_settings_that_cannot_be_right_are_named(make_quantized: Any, settings: Any, says: str) -> None:
     if isinstance(settings, dict):
         settings = {key: value for key, value in settings.items() if value is not ...}
     with pytest.raises(CheckpointError, match=says):
-        read_model_facts(make({}, settings))
+        read_model_facts(make_quantized({}, settings))
 
 
 def without(suffix: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
@@ -265,18 +240,18 @@ GPTQ_DAMAGE: list[tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], str]] 
 
 
 @pytest.mark.parametrize(("damage", "says"), GPTQ_DAMAGE)
-def test_a_damaged_gptq_weight_is_named(make: Any, damage: Any, says: str, load_guarded: Any) -> None:
-    error = load_guarded(make({DOWN: damage(gptq_parts(drawn(SHAPES[DOWN], 32)))}, GPTQ))
+def test_a_damaged_gptq_weight_is_named(make_quantized: Any, damage: Any, says: str, load_guarded: Any) -> None:
+    error = load_guarded(make_quantized({DOWN: damage(gptq_parts(drawn(SHAPES[DOWN], 32)))}, GPTQ))
     assert isinstance(error, CheckpointError)
     with pytest.raises(ModelError, match=says):
         raise error
 
 
-def test_act_order_needs_the_order(make: Any) -> None:
+def test_act_order_needs_the_order(make_quantized: Any) -> None:
     parts = without("g_idx")(gptq_parts(drawn(SHAPES[DOWN], 32)))
-    check(make({DOWN: parts}, GPTQ), DOWN, drawn(SHAPES[DOWN], 32), "U4:32")
+    check_values(make_quantized({DOWN: parts}, GPTQ), DOWN, drawn(SHAPES[DOWN], 32), "U4:32")
     with pytest.raises(CheckpointError, match="g_idx': is missing; desc_act says"):
-        read_model_facts(make({DOWN: parts}, GPTQ | {"desc_act": True}))
+        read_model_facts(make_quantized({DOWN: parts}, GPTQ | {"desc_act": True}))
 
 
 @pytest.mark.parametrize(
@@ -290,15 +265,15 @@ def test_act_order_needs_the_order(make: Any) -> None:
         (cast("qzeros", torch.float32), "qzeros': is of type F32, expected I32"),
     ],
 )
-def test_a_damaged_awq_weight_is_named(make: Any, damage: Any, says: str, load_guarded: Any) -> None:
-    error = load_guarded(make({DOWN: damage(awq_parts(drawn(SHAPES[DOWN], 32)))}, AWQ))
+def test_a_damaged_awq_weight_is_named(make_quantized: Any, damage: Any, says: str, load_guarded: Any) -> None:
+    error = load_guarded(make_quantized({DOWN: damage(awq_parts(drawn(SHAPES[DOWN], 32)))}, AWQ))
     assert isinstance(error, CheckpointError)
     with pytest.raises(ModelError, match=says):
         raise error
 
 
 @pytest.mark.parametrize("parts", [gptq_parts, awq_parts])
-def test_packed_weights_that_no_settings_speak_of_are_refused(make: Any, parts: Any) -> None:
-    folder = make({DOWN: parts(drawn(SHAPES[DOWN], 32))}, ...)
+def test_packed_weights_that_no_settings_speak_of_are_refused(make_quantized: Any, parts: Any) -> None:
+    folder = make_quantized({DOWN: parts(drawn(SHAPES[DOWN], 32))}, ...)
     with pytest.raises(UnsupportedError, match=r"GPTQ or AWQ, and config\.json's quantization_config does"):
         read_model_facts(folder)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import CheckpointError
+from tests.quantized.compressed import compressed, settings
 from tests.quantized.writers import Quantized, awq_parts, gptq_parts, quantized_folder, rounded
 
 Quantize = Callable[[str, Tensor], tuple[dict[str, Tensor], npt.NDArray[np.float32]] | None]
@@ -37,6 +38,35 @@ def gptq_with_order(module: str, weight: Tensor) -> tuple[dict[str, Tensor], npt
     return gptq_parts(found), found.values
 
 
+def compressed_by(form: str, scheme: dict[str, Any]) -> Quantize:
+    def quantize(module: str, weight: Tensor) -> tuple[dict[str, Tensor], npt.NDArray[np.float32]]:
+        parts, values = compressed(weight.float(), form, **scheme)
+        return parts, values.numpy()
+
+    return quantize
+
+
+def fp8_blocks(module: str, weight: Tensor) -> tuple[dict[str, Tensor], npt.NDArray[np.float32]]:
+    scale = weight.float().unfold(0, 16, 16).unfold(1, 32, 32).abs().amax((2, 3)) / 448
+    spread = scale.repeat_interleave(16, 0).repeat_interleave(32, 1)
+    numbers = (weight / spread).to(torch.float8_e4m3fn)
+    return {"weight": numbers, "weight_scale_inv": scale}, (numbers.float() * spread).numpy()
+
+
+W4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+W8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
+F8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+F8_BLOCK = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 32]}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 32]}
+COMPRESSED = {
+    "w4a16": ("pack-quantized", W4),
+    "w4a16-asymmetric": ("pack-quantized", W4 | {"symmetric": False}),
+    "w8a16": ("pack-quantized", W8),
+    "int8": ("int-quantized", W8),
+    "float8": ("float-quantized", F8),
+    "float8-blocks": ("float-quantized", F8_BLOCK),
+}
+
 FORMS: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "gptq": (by(gptq_parts), GPTQ),
     "gptq-8": (by(gptq_parts, bits=8), GPTQ | {"bits": 8}),
@@ -45,6 +75,8 @@ FORMS: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "gptq-act-order": (gptq_with_order, GPTQ | {"desc_act": True}),
     "awq": (by(awq_parts), AWQ),
     "awq-16": (by(awq_parts, group_size=16), AWQ | {"group_size": 16}),
+    "fp8": (fp8_blocks, FP8),
+    **{name: (compressed_by(form, scheme), settings(form, **scheme)) for name, (form, scheme) in COMPRESSED.items()},
 }
 
 
@@ -60,8 +92,8 @@ def test_logits_are_those_of_the_dequantized_weights(
 ) -> None:
     monkeypatch.setenv("OCTAVO_CPU_ISA", "torch")  # it widens every weight, so the bits must be the same
     folder = make_model(**WIDTHS)
-    quantize, settings = FORMS[form]
-    quantized, dequantized = quantized_folder(folder, tmp_path, quantize, settings)
+    quantize, config = FORMS[form]
+    quantized, dequantized = quantized_folder(folder, tmp_path, quantize, config)
     tokens = random_tokens(40)
     logits = paged_model(quantized).chunked(tokens, 17)
     assert torch.equal(logits, paged_model(dequantized).chunked(tokens, 17))
@@ -74,28 +106,41 @@ def test_on_the_machines_kernels(
     form: str, make_model: Any, paged_model: Any, random_tokens: Any, tmp_path: Path
 ) -> None:
     """They may compute with the quantized weights as they are, and then round what is multiplied with them."""
-    quantize, settings = FORMS[form]
-    quantized, dequantized = quantized_folder(make_model(**WIDTHS), tmp_path, quantize, settings)
+    quantize, config = FORMS[form]
+    quantized, dequantized = quantized_folder(make_model(**WIDTHS), tmp_path, quantize, config)
     tokens = random_tokens(40)
     expected = paged_model(dequantized).chunked(tokens, 17)
     logits = paged_model(quantized).chunked(tokens, 17)
     assert (logits - expected).norm() < 0.05 * expected.norm()
 
 
-@pytest.mark.parametrize("form", ["gptq", "awq"])
+@pytest.mark.parametrize("form", ["w4a16", "w8a16", "float8", "float8-blocks"])
+def test_logits_are_those_of_transformers(
+    form: str, make_model: Any, paged_model: Any, expected_logits: Any, random_tokens: Any, tmp_path: Path
+) -> None:
+    """Which reads the same folder by way of the compressed-tensors package (the other forms fail in it)."""
+    quantize, config = FORMS[form]
+    quantized, _ = quantized_folder(make_model(**WIDTHS), tmp_path, quantize, config)
+    tokens = random_tokens(40)
+    expected = expected_logits(quantized, tokens)
+    logits = paged_model(quantized).chunked(tokens, 40)
+    assert (logits - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq", "w4a16-asymmetric", "fp8"])
 def test_merged_weights_and_other_row_orders(
     form: str, make_model: Any, paged_model: Any, random_tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OCTAVO_CPU_ISA", "torch")
     tokens = random_tokens(40)
-    quantize, settings = FORMS[form]
+    quantize, config = FORMS[form]
     names = {
         "Phi3": "_proj.weight",  # has query, key and value in one, and gate and up
         "GPTNeoX": "query_key_value.weight",  # and each head's side by side, which is put in order
     }
     for family, name in names.items():
         folder = make_model(family, **WIDTHS, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-        quantized, dequantized = quantized_folder(folder, tmp_path / family, quantize, settings, name)
+        quantized, dequantized = quantized_folder(folder, tmp_path / family, quantize, config, name)
         logits = paged_model(quantized).chunked(tokens, 40)
         assert torch.equal(logits, paged_model(dequantized).chunked(tokens, 40))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.checkpoints.json_file import Fields, read_json_object
-from octavo.checkpoints.quantization import awq, gptq
+from octavo.checkpoints.quantization import awq, compressed_tensors, fp8, gptq
 from octavo.checkpoints.quantization.method import Quantization
 from octavo.checkpoints.quantization.parts import Parts, StoredTensor
 from octavo.checkpoints.quantization.weight import QuantizedWeight
@@ -20,6 +20,9 @@ __all__ = ["METHODS", "Parts", "Quantization", "QuantizedWeight", "StoredTensor"
 
 METHODS: dict[str, Callable[[Fields], Quantization]] = {
     "awq": awq.read,
+    "compressed-tensors": compressed_tensors.read,
+    "fbgemm_fp8": fp8.read,
+    "fp8": fp8.read,
     "gptq": gptq.read,
 }
 

@@ -11,16 +11,21 @@ import numpy.typing as npt
 from octavo.checkpoints.tensor_entry import TensorEntry, map_file
 from octavo.errors import CheckpointError
 
-__all__ = ["FLOATS", "Array", "Arrays", "Parts", "StoredTensor", "as_float32"]
+__all__ = ["FLOATS", "SCALES", "Array", "Arrays", "Parts", "StoredTensor", "as_float32"]
 
 Array = npt.NDArray[Any]
 # What a module's tensors hold, by suffix, shaped as the file has them.
 Arrays = Mapping[str, Array]
 
 FLOATS = ("F32", "F16", "BF16")
+SCALES = (*FLOATS, "F8_E8M0")
 
-# Words of packed numbers are taken without a sign; bfloat16 as its bits.
-_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "I32": "<u4", "I64": "<i8", "F8_E4M3": "u1"}
+# What e8m0 stands for: powers of two; all ones are not a number.
+_POWERS = np.append(np.ldexp(1.0, np.arange(255) - 127), np.nan).astype(np.float32)
+
+# Words of packed numbers are taken without a sign; bfloat16 and floats of 8 bits as their bits.
+_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "I32": "<u4", "I64": "<i8"}
+_DTYPES |= {"F8_E4M3": "u1", "F8_E8M0": "u1"}
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,11 @@ class StoredTensor:
 
 
 def as_float32(values: Array) -> npt.NDArray[np.float32]:
-    """Floats of any of the types in ``FLOATS``, as `StoredTensor.array` gives them."""
+    """Scales of any of the types in ``SCALES``, as `StoredTensor.array` gives them."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if values.dtype == np.uint8:
+        return _POWERS.take(values)
     return values.astype(np.float32)
 
 
@@ -58,6 +65,9 @@ class Parts:
 
     def __contains__(self, suffix: str) -> bool:
         return suffix in self.stored
+
+    def has_any(self, *suffixes: str) -> bool:
+        return any(suffix in self.stored for suffix in suffixes)
 
     def wrong(self, suffix: str, message: str) -> CheckpointError:
         """An error to raise that names the tensor, or the module's file where there is no such tensor."""

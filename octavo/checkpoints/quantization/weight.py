@@ -21,7 +21,7 @@ from octavo.checkpoints.dequantize_groups import (
 from octavo.checkpoints.quantization.parts import Arrays, Parts, StoredTensor
 from octavo.checkpoints.tensor_types import readable_type
 
-__all__ = ["QuantizedWeight", "in_row_blocks"]
+__all__ = ["QuantizedWeight"]
 
 Codes = npt.NDArray[np.uint8]
 # The module's tensors, first row, row after the last → a row of numbers for each.
@@ -124,12 +124,3 @@ class QuantizedWeight:
         with np.errstate(all="ignore"):  # a damaged scale may be infinite
             values *= self.scales(arrays, first, last)[:, group]
         return values
-
-
-def in_row_blocks(row_block: int) -> Callable[[npt.NDArray[np.generic], int, int], npt.NDArray[np.generic]]:
-    """Rows of a grid of which each stands for so many rows of the weight."""
-
-    def rows(grid: npt.NDArray[np.generic], first: int, last: int) -> npt.NDArray[np.generic]:
-        return grid[np.arange(first, last) // row_block]
-
-    return rows
