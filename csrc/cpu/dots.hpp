@@ -112,12 +112,44 @@ OCTAVO_INLINE f32x16 load_halves(const uint8_t* at) {
 using u8x16 = uint8_t __attribute__((vector_size(16)));
 using i8x16 = int8_t __attribute__((vector_size(16)));
 
-// Sixteen bytes as numbers.
+// Sixteen bytes, Bytes says whether they have a sign, as numbers. (gcc 12 takes __builtin_convertvector byte by byte.)
 template <typename Bytes>
 OCTAVO_INLINE f32x16 load_bytes(const uint8_t* at) {
+  constexpr bool kSigned = std::is_same_v<Bytes, i8x16>;
+#if defined(__AVX512F__)
+  const __m128i found = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+  const i32x16 wide = (i32x16)(kSigned ? _mm512_cvtepi8_epi32(found) : _mm512_cvtepu8_epi32(found));
+#elif defined(__AVX2__)
+  __m256i halves[2];
+  for (int half = 0; half < 2; ++half) {
+    const __m128i found = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + 8 * half));
+    halves[half] = kSigned ? _mm256_cvtepi8_epi32(found) : _mm256_cvtepu8_epi32(found);
+  }
+  i32x16 wide;
+  std::memcpy(&wide, halves, sizeof wide);
+#else
   Bytes found;
   std::memcpy(&found, at, sizeof found);
-  return __builtin_convertvector(__builtin_convertvector(found, i32x16), f32x16);
+  const i32x16 wide = __builtin_convertvector(found, i32x16);
+#endif
+  return __builtin_convertvector(wide, f32x16);
+}
+
+// Numbers from -128 to 127 as bytes.
+OCTAVO_INLINE void store_bytes(int8_t* at, i32x16 value) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8((__m512i)value));
+#elif defined(__AVX2__)
+  __m256i halves[2];
+  std::memcpy(halves, &value, sizeof value);
+  // Packing takes turns between the 128-bit lanes of both: 0-3 8-11 4-7 12-15.
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(halves[0], halves[1]), 0xd8);
+  const __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm_packs_epi16(low, high));
+#else
+  const i8x16 bytes = __builtin_convertvector(value, i8x16);
+  std::memcpy(at, &bytes, sizeof bytes);
+#endif
 }
 
 }  // namespace octavo::OCTAVO_LEVEL

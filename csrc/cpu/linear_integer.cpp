@@ -33,7 +33,8 @@ constexpr int kRows = 4, kBlocks = 1;
 constexpr int64_t kPanel = 2;                // blocks that an epilogue needs at once: gates and what they belong to
 constexpr int64_t kInputsInCache = 1 << 20;  // bytes of inputs that stay in the second-level cache
 constexpr int64_t kManyRows = 64;
-constexpr int64_t kAhead = 1536;             // bytes that the first-level cache is filled ahead
+// Bytes that the first-level cache is filled ahead: a single row takes what memory gives, more rows take longer.
+constexpr int64_t ahead(int rows) { return rows == 1 ? 4096 : 1536; }
 constexpr int64_t kSumsStride = kPanel * kLanes;
 constexpr float kSmallest = 0x1p-100f;       // groups with no larger number count as zeros: 127 / it is finite
 
@@ -74,8 +75,7 @@ OCTAVO_INLINE void quantize_group(const T* from, Lanes first_lanes, Lanes second
     // Adding 1.5 * 2^23 rounds to a whole number, ties to even, and leaves it in the low bits.
     const f32x16 shifted = (some ? x[half] * inverse : f32x16{}) + 12582912.0f;
     const i32x16 q = (i32x16)((u32x16)shifted - 0x4b400000u);
-    const i8x16 bytes = __builtin_convertvector(q, i8x16);
-    std::memcpy(numbers + half * kLanes, &bytes, sizeof bytes);
+    store_bytes(numbers + half * kLanes, q);
     sums[half] = total_of(q);
   }
   *scale = whole ? (some ? most / 127.0f : 0.0f) : __builtin_nanf("");
@@ -114,7 +114,7 @@ __attribute__((noinline)) void add_up(const Inputs& x, int64_t row, const uint8_
       const typename F::Lines lines[2] = {lines_of(0), lines_of(Blocks - 1)};
       for (int b = 0; b < Blocks; ++b)
         for (int64_t line = 0; line < group_bytes; line += kLineBytes)
-          __builtin_prefetch(at + b * block_bytes + kAhead + line);
+          __builtin_prefetch(at + b * block_bytes + ahead(Rows) + line);
       f32x16 totals[Rows][Blocks][F::kHalves];
 #pragma GCC unroll 2
       for (int half = 0; half < F::kHalves; ++half) {
