@@ -90,11 +90,16 @@ OCTAVO_INLINE i32x16 dot(i32x16 sum, u32x16 line, int32_t x) {
 
 #endif
 
+#if defined(__AVX512F__)
+// Functions with a mask, of which all lanes are wanted: gcc 12 takes the undefined register of those without for a fault
+// of ours.
+constexpr __mmask16 kAll = 0xffff;
+#endif
+
 // Sixteen half-precision numbers.
 OCTAVO_INLINE f32x16 load_halves(const uint8_t* at) {
 #if defined(__AVX512F__)
-  // Masked, for gcc 12 takes the plain one's own undefined register for a fault of ours.
-  return (f32x16)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+  return (f32x16)_mm512_maskz_cvtph_ps(kAll, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
 #else
   u16x16 found;
   std::memcpy(&found, at, sizeof found);
@@ -115,10 +120,11 @@ using i8x16 = int8_t __attribute__((vector_size(16)));
 // Sixteen bytes, Bytes says whether they have a sign, as numbers. (gcc 12 takes __builtin_convertvector byte by byte.)
 template <typename Bytes>
 OCTAVO_INLINE f32x16 load_bytes(const uint8_t* at) {
-  constexpr bool kSigned = std::is_same_v<Bytes, i8x16>;
+  [[maybe_unused]] constexpr bool kSigned = std::is_same_v<Bytes, i8x16>;
 #if defined(__AVX512F__)
   const __m128i found = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
-  const i32x16 wide = (i32x16)(kSigned ? _mm512_cvtepi8_epi32(found) : _mm512_cvtepu8_epi32(found));
+  const i32x16 wide = (i32x16)(kSigned ? _mm512_maskz_cvtepi8_epi32(kAll, found)
+                                        : _mm512_maskz_cvtepu8_epi32(kAll, found));
 #elif defined(__AVX2__)
   __m256i halves[2];
   for (int half = 0; half < 2; ++half) {
@@ -135,10 +141,28 @@ OCTAVO_INLINE f32x16 load_bytes(const uint8_t* at) {
   return __builtin_convertvector(wide, f32x16);
 }
 
+// The nearest integers, ties to even, of numbers that are small enough to have one.
+OCTAVO_INLINE i32x16 nearest(f32x16 value) {
+#if defined(__AVX512F__)
+  return (i32x16)_mm512_maskz_cvtps_epi32(kAll, (__m512)value);
+#elif defined(__AVX2__)
+  __m256 halves[2];
+  std::memcpy(halves, &value, sizeof value);
+  const __m256i rounded[2] = {_mm256_cvtps_epi32(halves[0]), _mm256_cvtps_epi32(halves[1])};
+  i32x16 found;
+  std::memcpy(&found, rounded, sizeof found);
+  return found;
+#else
+  // Adding 1.5 * 2^23 rounds, and leaves the integer in the low bits. Not fused with the product that made the value.
+  asm("" : "+m"(value));
+  return (i32x16)((u32x16)(value + 12582912.0f) - 0x4b400000u);
+#endif
+}
+
 // Numbers from -128 to 127 as bytes.
 OCTAVO_INLINE void store_bytes(int8_t* at, i32x16 value) {
 #if defined(__AVX512F__)
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8((__m512i)value));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_maskz_cvtepi32_epi8(kAll, (__m512i)value));
 #elif defined(__AVX2__)
   __m256i halves[2];
   std::memcpy(halves, &value, sizeof value);

@@ -27,8 +27,10 @@ namespace {
 // Rows of a tile, and blocks: integer sums and float sums of each in registers.
 #if defined(__AVX512F__)
 constexpr int kRows = 6, kBlocks = 2;
-#else
+#elif defined(__AVX2__)
 constexpr int kRows = 4, kBlocks = 1;
+#else
+constexpr int kRows = 1, kBlocks = 1;
 #endif
 constexpr int64_t kPanel = 2;                // blocks that an epilogue needs at once: gates and what they belong to
 constexpr int64_t kInputsInCache = 1 << 20;  // bytes of inputs that stay in the second-level cache
@@ -72,9 +74,7 @@ OCTAVO_INLINE void quantize_group(const T* from, Lanes first_lanes, Lanes second
   const float inverse = some ? 127.0f / most : 0.0f;
   int32_t sums[2];
   for (int half = 0; half < 2; ++half) {
-    // Adding 1.5 * 2^23 rounds to a whole number, ties to even, and leaves it in the low bits.
-    const f32x16 shifted = (some ? x[half] * inverse : f32x16{}) + 12582912.0f;
-    const i32x16 q = (i32x16)((u32x16)shifted - 0x4b400000u);
+    const i32x16 q = nearest(some ? x[half] * inverse : f32x16{});
     store_bytes(numbers + half * kLanes, q);
     sums[half] = total_of(q);
   }

@@ -1,6 +1,7 @@
 """Random batches over a paged KV cache whose unwritten places are NaN."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -24,10 +25,23 @@ def _levels() -> list[str]:
 @pytest.fixture(scope="module", params=_levels())
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """The tests of a module that asks for it run once with the definitions and once on each level."""
-    with pytest.MonkeyPatch.context() as patch, amx.level(request.param):
-        patch.setenv("OCTAVO_CPU_ISA", request.param)
-        kernels.select("torch" if request.param == "torch" else "native")
+    with _chosen(request.param):
         yield request.param
+
+
+@pytest.fixture(scope="module", params=_levels()[1:])
+def native_level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Likewise, without the definitions: for what only kernels do."""
+    with _chosen(request.param):
+        yield request.param
+
+
+@contextmanager
+def _chosen(level: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch, amx.level(level):
+        patch.setenv("OCTAVO_CPU_ISA", level)
+        kernels.select("torch" if level == "torch" else "native")
+        yield
         kernels.select("torch")
 
 
