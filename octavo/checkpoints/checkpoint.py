@@ -59,8 +59,8 @@ class PlacedTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Attributes as in ModelFacts; ``tensors`` are where they lie, ``files`` those that hold them, ``remarks`` what is
-    to be told when the weights are loaded."""
+    """Attributes as in ModelFacts; ``tensors`` are where they lie, ``files`` those that hold them, ``remarks`` and
+    ``costs`` what is to be told when the weights are loaded."""
 
     path: Path
     format: str
@@ -73,6 +73,7 @@ class Checkpoint:
     tensors: list[PlacedTensor]
     files: list[Path]
     remarks: list[str]
+    costs: list[str]
 
 
 def open_checkpoint(path: Path, hf_overrides: dict[str, Any] | None = None) -> Checkpoint:
@@ -95,6 +96,8 @@ def _open_hf_folder(folder: Path, overrides: dict[str, Any]) -> Checkpoint:
     raw = overridden(read_config(folder), overrides, config_file)
     family, config = normal_config(raw, config_file)
     quantization = read_quantization(config, folder)
+    if quantization is not None:
+        config = config | {"quantization_config": quantization.settings}
     stated = stated_dtype(raw, config_file)
     files = read_weight_files(folder)
     tensors, remarks = _placed(files, family, config, quantization)
@@ -116,6 +119,7 @@ def _open_hf_folder(folder: Path, overrides: dict[str, Any]) -> Checkpoint:
         tensors=tensors,
         files=[path for path, _ in files],
         remarks=remarks,
+        costs=_widened(tensors),
     )
 
 
@@ -153,6 +157,7 @@ def _open_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
         tensors=tensors,
         files=[path],
         remarks=[],
+        costs=[],
     )
 
 
@@ -181,7 +186,7 @@ def _placed(
         return found, []
     for module, stored in parts.items():
         found += _placed_weight(Parts(module, stored), family, config, quantization)
-    remarks = [f"weights quantized by {quantization.summary}", *quantization.notes, *_widened(found)]
+    remarks = [f"weights quantized by {quantization.summary}", *quantization.notes]
     if unused:
         remarks.append(f"{len(unused)} scales of activations or of the cache are not used; one is {unused[0]}")
     return found, remarks

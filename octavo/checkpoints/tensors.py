@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ logger = init_logger(__name__)
 Bytes = npt.NDArray[np.uint8]
 # Of a tensor whose bytes have to be made, as much is made in one go.
 _MADE_BYTES = 8 * 2**20
+_MADE = "_made"
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,18 @@ class CheckpointTensor:
         """Whether values share a scale."""
         return readable_type(self.type).block_size > 1
 
-    @cached_property
+    @property
     def data(self) -> Bytes:
         """Its bytes, 1-D and read-only: a view of the mapped file, which stays mapped as long as a view lives, or a
-        copy where rows had to be moved or values changed. What has to be made is made by who asks first."""
+        copy where rows had to be moved or values changed. What has to be made is made by who asks first, and kept.
+        (Not a cached_property: before Python 3.12 that has one lock for all tensors.)"""
         if isinstance(self.source, np.ndarray):
             return self.source
-        made = self.source(0, self.shape[0])
-        made.flags.writeable = False
+        made: Bytes | None = vars(self).get(_MADE)
+        if made is None:
+            made = self.source(0, self.shape[0])
+            made.flags.writeable = False
+            vars(self)[_MADE] = made
         return made
 
     @property
@@ -119,6 +124,8 @@ class CheckpointTensors:
         checkpoint = open_checkpoint(path, hf_overrides)
         for remark in checkpoint.remarks:
             logger.info("%s: %s", path, remark)
+        for cost in checkpoint.costs:
+            logger.warning("%s: %s", path, cost)
         self._tensors = sorted(checkpoint.tensors, key=_place)
         self.types = {tensor.placement.name: _type_of(tensor) for tensor in self._tensors}
 

@@ -108,6 +108,8 @@ def test_act_order(make_quantized: Any, said: Any) -> None:
     tensor = check(folder, DOWN, (64, 96), "F32")
     np.testing.assert_array_equal(tensor.to_float32(), expected.numpy())
     assert "1 quantized weights are widened while loading: groups of inputs that are not neighbours" in said()
+    with pytest.raises(CheckpointError, match="weight_g_idx': is missing; actorder says"):
+        read_model_facts(make_quantized({DOWN: parts}, config))
 
 
 def grouped(**groups: dict[str, Any]) -> dict[str, Any]:

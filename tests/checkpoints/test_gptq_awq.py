@@ -1,6 +1,7 @@
 """GPTQ and AWQ weights against the formats' definitions; what is refused, and that each refusal names its cause."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,9 @@ def test_settings_may_lie_in_a_file_of_their_own(make_quantized: Any) -> None:
     (folder / "quantize_config.json").write_text(json.dumps(own))
     assert read_model_facts(folder).quantization == "gptq"
     check_values(folder, QUERY, weight, "U4:32")
+    before = read_model_facts(folder).fingerprint
+    (folder / "quantize_config.json").write_text(json.dumps(own | {"checkpoint_format": "gptq_v2"}))
+    assert read_model_facts(folder).fingerprint != before  # the numbers mean something else now
     (folder / "quantize_config.json").unlink()
     folder = make_quantized({QUERY: awq_parts(weight)}, ...)
     (folder / "quant_config.json").write_text(
@@ -132,6 +136,28 @@ def test_settings_may_lie_in_a_file_of_their_own(make_quantized: Any) -> None:
     )
     assert read_model_facts(folder).quantization == "awq"
     check_values(folder, QUERY, weight, "U4:32")
+
+
+def test_only_what_is_asked_for_is_made(make_quantized: Any) -> None:
+    """A weight of 96 MiB comes in pieces that are made and let go one after the other."""
+    shape = (8192, 24576)
+    groups = shape[1] // 128
+    parts = {
+        "qweight": torch.zeros(shape[1] // 8, shape[0], dtype=torch.int32),
+        "qzeros": torch.zeros(groups, shape[0] // 8, dtype=torch.int32),
+        "scales": torch.ones(groups, shape[0], dtype=torch.float16),
+        "g_idx": (torch.arange(shape[1]) // 128).int(),
+    }
+    for order, most in ((parts["g_idx"], 16), (parts["g_idx"].flip(0), 48)):
+        folder = make_quantized({DOWN: parts | {"g_idx": order}}, GPTQ | {"group_size": 128, "desc_act": True})
+        tensor = read(folder, DOWN)
+        tracemalloc.start()
+        sizes = [len(piece.data) for _, piece in tensor.row_pieces(2**22)]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert sum(sizes) == tensor.num_bytes > 96 * 2**20
+        assert max(sizes) <= 2**22
+        assert peak < most * 2**20
 
 
 def test_facts_count_what_lies_in_the_files(make_quantized: Any) -> None:

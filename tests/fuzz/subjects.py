@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tests.fuzz.families import FAMILIES, GGUF_FAMILIES, write_family, write_family_gguf
+from tests.fuzz.quantized import QUANTIZED, write_quantized
 
 __all__ = ["Subject", "write_subjects"]
 
@@ -65,7 +66,8 @@ def write_subjects(folder: Path) -> list[Subject]:
     _write_gguf(folder / "bpe" / "model.gguf", weights, _bpe_metadata(backend))
     spm = _spm_metadata()
     _write_gguf(folder / "spm" / "model.gguf", _weights(len(spm["tokens"])), spm)
-    return [*subjects, *_write_sentence_piece(folder), *_write_families(folder, backend.get_vocab_size())]
+    families = _write_families(folder, backend.get_vocab_size())
+    return [*subjects, *_write_sentence_piece(folder), *families, *_write_quantized(folder)]
 
 
 def _write_sentence_piece(folder: Path) -> list[Subject]:
@@ -105,6 +107,14 @@ def _write_families(folder: Path, vocab_size: int) -> list[Subject]:
     for arch in GGUF_FAMILIES:
         write_family_gguf(folder / arch, arch, vocab_size)
         subjects.append(Subject(arch, "model.gguf", ("model.gguf",)))
+    return subjects
+
+
+def _write_quantized(folder: Path) -> list[Subject]:
+    subjects = []
+    for name in QUANTIZED:
+        write_quantized(folder / "single", folder / name, name)
+        subjects.append(Subject(name, "", ("config.json", "model.safetensors", "model.safetensors"), weight=2))
     return subjects
 
 

@@ -3,6 +3,7 @@
 ``make fuzz`` tries a hundred thousand.
 """
 
+import dataclasses
 import random
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def test_control_a_tensor_read_wrong_is_a_failure(
 def _changed(tensor: Any) -> Any:
     data = tensor.data.copy()
     data[0] ^= 1
-    return type(tensor)(**{**vars(tensor), "data": data})
+    return dataclasses.replace(tensor, source=data)
 
 
 def test_control_a_child_that_dies_is_a_failure_and_the_rest_is_tried_all_the_same(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from. To read one more form: its file with a ``read(fields) -> Quantization`` an
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def read_quantization(config: dict[str, Any], folder: Path) -> Quantization | No
             f"{fields.file}: {fields.where}quant_method: {shown(name)} is not supported; "
             f"supported: {', '.join(METHODS)}, and GGUF files"
         )
-    return METHODS[name](fields)
+    return replace(METHODS[name](fields), settings=fields.values)
 
 
 def _settings(config: dict[str, Any], folder: Path) -> tuple[Fields, str | None] | None:

@@ -34,6 +34,7 @@ _UNUSED = frozenset(
     {"input_scale", "input_zero_point", "output_scale", "output_zero_point"}
     | {"k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point", "q_zero_point"}
 )
+_EMBEDDINGS = ("embed_tokens", "embed_in", "wte")
 # Patterns that a regular expression can be slow with are not needed to name modules.
 _LONGEST_PATTERN = 256
 _MOST_QUANTIFIERS = 4
@@ -50,6 +51,7 @@ class _Scheme:
     symmetric: bool
     rows: int
     columns: int
+    reordered: bool
 
 
 def read(fields: Fields) -> Quantization:
@@ -133,7 +135,15 @@ def _scheme(group: Fields, weights: Fields) -> _Scheme:
     if weights.values.get("dynamic"):
         raise UnsupportedError(f"{weights.file}: {weights.where}dynamic weights are not supported")
     rows, columns = _sharing_of(weights)
-    return _Scheme(targets, bits, kind == "float", weights.boolean("symmetric", default=True), rows, columns)
+    return _Scheme(
+        targets=targets,
+        bits=bits,
+        is_float=kind == "float",
+        symmetric=weights.boolean("symmetric", default=True),
+        rows=rows,
+        columns=columns,
+        reordered=weights.values.get("actorder") in (True, "group", "dynamic"),
+    )
 
 
 def _sharing_of(weights: Fields) -> tuple[int, int]:
@@ -192,7 +202,7 @@ def _check_pattern(pattern: str, group: Fields) -> None:
 
 def _scheme_of(parts: Parts, schemes: list[_Scheme], file: str) -> _Scheme:
     """The module's scheme: by its name, by a pattern, or by its class (Linear, but for embeddings)."""
-    kind = "Embedding" if "embed" in parts.module.rpartition(".")[2] else "Linear"
+    kind = "Embedding" if parts.module.rpartition(".")[2] in _EMBEDDINGS else "Linear"
     by_rank: list[Callable[[str], bool]] = [
         lambda target: target == parts.module,
         lambda target: target.startswith("re:") and re.match(target[3:], parts.module) is not None,
@@ -227,7 +237,7 @@ def _assemble(parts: Parts, schemes: list[_Scheme], file: str) -> QuantizedWeigh
         codes=partial(_codes, main=main, is_float=scheme.is_float),
         scales=grid.scales("weight_scale"),
         zeros=_zeros_of(parts, scheme, grid, main),
-        input_groups=_input_groups(parts, grid),
+        input_groups=_input_groups(parts, grid, scheme.reordered),
     )
 
 
@@ -297,11 +307,13 @@ def _packed_zeros(arrays: Arrays, first: int, last: int, grid: ScaleGrid, bits: 
     return zeros
 
 
-def _input_groups(parts: Parts, grid: ScaleGrid) -> npt.NDArray[np.int64] | None:
+def _input_groups(parts: Parts, grid: ScaleGrid, reordered: bool) -> npt.NDArray[np.int64] | None:
     """What weight_g_idx says, unless that inputs of a group are neighbours; -1 everywhere says nothing."""
-    if "weight_g_idx" not in parts:
-        return None
     in_size, num_groups = grid.shape[1], grid.size[1]
+    if "weight_g_idx" not in parts:
+        if reordered and num_groups > 1:
+            raise parts.wrong("weight_g_idx", "is missing; actorder says that the inputs are in an order of their own")
+        return None
     parts.check("weight_g_idx", ("I32",), (in_size,))
     found = parts.array("weight_g_idx").view(np.int32).astype(np.int64)
     if np.array_equal(found, np.arange(in_size) // grid.columns) or np.all(found == -1):
