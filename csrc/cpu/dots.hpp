@@ -90,12 +90,6 @@ OCTAVO_INLINE i32x16 dot(i32x16 sum, u32x16 line, int32_t x) {
 
 #endif
 
-#if defined(__AVX512F__)
-// Functions with a mask, of which all lanes are wanted: gcc 12 takes the undefined register of those without for a fault
-// of ours.
-constexpr __mmask16 kAll = 0xffff;
-#endif
-
 // Sixteen half-precision numbers.
 OCTAVO_INLINE f32x16 load_halves(const uint8_t* at) {
 #if defined(__AVX512F__)
@@ -157,6 +151,25 @@ OCTAVO_INLINE i32x16 nearest(f32x16 value) {
   asm("" : "+m"(value));
   return (i32x16)((u32x16)(value + 12582912.0f) - 0x4b400000u);
 #endif
+}
+
+// All lanes put together by an operation whose order does not matter.
+template <typename Join>
+OCTAVO_INLINE int32_t joined(i32x16 value, const Join& join) {
+  const auto eight = join(__builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7),
+                          __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15));
+  const auto four = join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                         __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+  const auto two = join(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
+  return join(two, __builtin_shufflevector(two, two, 1, 0, 3, 2))[0];
+}
+
+OCTAVO_INLINE int32_t total_of(i32x16 value) {
+  return joined(value, [](auto a, auto b) { return a + b; });
+}
+
+OCTAVO_INLINE int32_t largest_of(i32x16 value) {
+  return joined(value, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // Numbers from -128 to 127 as bytes.

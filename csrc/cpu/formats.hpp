@@ -53,7 +53,7 @@ struct Layout {
 };
 
 // `span_inputs`: of u4 and u8, inputs that share a scale: a multiple of 32.
-constexpr Layout layout_of(Format format, int64_t span_inputs) {
+static constexpr Layout layout_of(Format format, int64_t span_inputs) {
   switch (format) {
     case Format::q4_0: return {4, 1, 32, 0};
     case Format::q4_1: return {4, 1, 64, 0};

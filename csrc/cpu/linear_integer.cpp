@@ -54,37 +54,34 @@ int32_t word(const int8_t* at) {
   return found;
 }
 
-int32_t total_of(i32x16 value) {
-  int32_t lane[kLanes];
-  std::memcpy(lane, &value, sizeof lane);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
-  return lane[0];
-}
-
 // A row's inputs of one group, those beyond the last one zero.
 template <typename F, typename T, typename Lanes>
 OCTAVO_INLINE void quantize_group(const T* from, Lanes first_lanes, Lanes second_lanes, int8_t* numbers, float* scale,
                                   float* beside) {
   const f32x16 x[2] = {load(from, first_lanes), load(from + kLanes, second_lanes)};
-  const f32x16 a = (f32x16)((u32x16)x[0] & 0x7fffffffu), b = (f32x16)((u32x16)x[1] & 0x7fffffffu);
-  const float most = max_lane(select((a > b) | (a != a), a, b));
-  const bool whole = most < __builtin_inff();  // no infinity, no NaN
+  // Bits of numbers without a sign are in the numbers' order, infinity and then NaN at the end.
+  const i32x16 a = (i32x16)x[0] & 0x7fffffff, b = (i32x16)x[1] & 0x7fffffff;
+  const i32x16 larger = a > b, bits = (larger & a) | (~larger & b);
+  const int32_t most_bits = largest_of(bits);
+  float most;
+  std::memcpy(&most, &most_bits, sizeof most);
+  const bool whole = most_bits < 0x7f800000;
   const bool some = whole && most > kSmallest;
   const float inverse = some ? 127.0f / most : 0.0f;
-  int32_t sums[2];
+  i32x16 q[2];
   for (int half = 0; half < 2; ++half) {
-    const i32x16 q = nearest(some ? x[half] * inverse : f32x16{});
-    store_bytes(numbers + half * kLanes, q);
-    sums[half] = total_of(q);
+    q[half] = nearest(some ? x[half] * inverse : f32x16{});
+    store_bytes(numbers + half * kLanes, q[half]);
   }
   *scale = whole ? (some ? most / 127.0f : 0.0f) : __builtin_nanf("");
-  if constexpr (F::kBeside == Beside::start) {
-    int32_t starts[2] = {-F::kCentre * sums[0], -F::kCentre * sums[1]};
-    if constexpr (F::kHalves == 1) starts[0] += starts[1];
-    std::memcpy(beside, starts, F::kHalves * sizeof(int32_t));
+  if constexpr (F::kBeside == Beside::start && F::kHalves == 2) {
+    const int32_t starts[2] = {-F::kCentre * total_of(q[0]), -F::kCentre * total_of(q[1])};
+    std::memcpy(beside, starts, sizeof starts);
+  } else if constexpr (F::kBeside == Beside::start) {
+    const int32_t start = -F::kCentre * total_of(q[0] + q[1]);
+    std::memcpy(beside, &start, sizeof start);
   } else {
-    const float total = static_cast<float>(sums[0] + sums[1]);
+    const float total = static_cast<float>(total_of(q[0] + q[1]));
     *beside = F::kBeside == Beside::offset ? *scale * total : total;
   }
 }
