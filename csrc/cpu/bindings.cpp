@@ -125,6 +125,13 @@ NB_MODULE(_native, m) {
     const nb::gil_scoped_release release;
     dequantize(static_cast<Blocks>(type), at<void>(blocks), count, at<float>(values));
   });
+  m.def("quantize", [](int type, Address x, int format, Address blocks, int64_t rows, int64_t in_size) {
+    const Format target = static_cast<Format>(format);
+    if (target != Format::q4_1 && target != Format::q8_0) throw nb::value_error("no such type to quantize to");
+    const nb::gil_scoped_release release;
+    const PlainFloats floats;
+    return chosen.load()->quantize({static_cast<Type>(type), at<void>(x), target, at<uint8_t>(blocks), rows, in_size});
+  });
   m.def("embedding", [](int type, Address ids, int format, int64_t span, Address weight, float scale, int out_type,
                         Address out, int64_t rows, int64_t size, int64_t vocabulary) {
     run(Embedding{static_cast<Type>(type), at<int64_t>(ids), static_cast<Format>(format), span, at<void>(weight), scale,

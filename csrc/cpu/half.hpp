@@ -25,4 +25,18 @@ inline float half(const uint8_t* from) {
   return value;
 }
 
+// Two bytes of a value that half precision has.
+__attribute__((always_inline)) inline void put_half(float value, uint8_t* to) {
+  uint32_t wide;
+  std::memcpy(&wide, &value, 4);
+  const uint32_t sign = wide >> 16 & 0x8000, rest = wide & 0x7fffffff;
+  float size;
+  std::memcpy(&size, &rest, 4);
+  uint32_t small = rest >> 13;
+  if (size < 0x1p-14f) small = static_cast<uint32_t>(size * 0x1p24f);
+  else small -= 112u << 10;
+  const uint16_t bits = static_cast<uint16_t>(sign | small);
+  std::memcpy(to, &bits, 2);
+}
+
 }  // namespace octavo

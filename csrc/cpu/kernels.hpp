@@ -157,6 +157,15 @@ struct Embedding {
   int64_t rows, size, vocabulary;
 };
 
+// Rows of weights → blocks of 32 as GGUF has them, whose scales make the squared error small.
+struct Quantize {
+  Type type;
+  const void* x;    // [rows, in_size]
+  Format format;    // q4_1 or q8_0
+  uint8_t* blocks;  // [rows, in_size / 32, rounded up]
+  int64_t rows, in_size;
+};
+
 struct Sample;  // sample.hpp
 
 struct Kernels {
@@ -169,6 +178,7 @@ struct Kernels {
   void (*store_kv)(const StoreKV&);
   void (*attention)(const Attention&);
   void (*sample)(const Sample&);
+  bool (*quantize)(const Quantize&);  // false: a weight is not finite, or larger than half precision's largest
 
   // For measurements (roofline.cpp).
   void (*stream)(const void* data, int64_t bytes);

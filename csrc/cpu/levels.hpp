@@ -18,6 +18,7 @@ void rotary_kv(const RotaryKV& call);
 void store_kv(const StoreKV& call);
 void attention(const Attention& call);
 void sample(const Sample& call);
+bool quantize(const Quantize& call);
 
 void stream(const void* data, int64_t bytes);
 int64_t multiply_bf16();

@@ -57,8 +57,9 @@ def measure_latency(
         "engine_ms_per_step": None,
     }
     if native:
-        bandwidth = measure_roofline(config.model.model, config.model.dtype)["bandwidth_gb_s"]
-        at_best = step_bytes(Path(config.model.path), config.model.dtype) / (bandwidth * 1e9)
+        weights = config.model.dtype, config.model.quantization
+        bandwidth = measure_roofline(config.model.model, *weights)["bandwidth_gb_s"]
+        at_best = step_bytes(Path(config.model.path), *weights) / (bandwidth * 1e9)
         found |= {"bandwidth_gb_s": bandwidth, "engine_ms_per_step": median(outside) * 1e3}
         found["bandwidth_share"] = at_best / median(decode) if decode else None
     return found

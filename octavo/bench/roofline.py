@@ -4,7 +4,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from octavo.checkpoints import iterate_tensors, read_model_facts, resolve_model
+from octavo.checkpoints import CheckpointTensor, iterate_tensors, read_model_facts, readable_type, resolve_model
+from octavo.config import QUANTIZED_WHILE_LOADING
 from octavo.errors import UnsupportedError
 from octavo.platforms import current_platform
 
@@ -15,7 +16,7 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _EMBEDDINGS, _HEAD = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight"), "lm_head.weight"
 
 
-def measure_roofline(model: str, dtype: str = "bfloat16") -> dict[str, Any]:
+def measure_roofline(model: str, dtype: str = "bfloat16", quantization: str = "auto") -> dict[str, Any]:
     """Bandwidth in GB/s, products in GFLOP/s (int8: GOP/s; 0 where the level has no such instruction). Of bfloat16
     weights the faster of ``bf16`` and ``f32`` is the limit: bfloat16 widens to float32 without loss."""
     from octavo import kernels
@@ -26,7 +27,7 @@ def measure_roofline(model: str, dtype: str = "bfloat16") -> dict[str, Any]:
     kernels.select(provider)
     from octavo.kernels import limits
 
-    num_bytes = step_bytes(resolve_model(model), dtype) // _PAGE * _PAGE
+    num_bytes = step_bytes(resolve_model(model), dtype, quantization) // _PAGE * _PAGE
     return {
         "model": model,
         "dtype": dtype,
@@ -40,13 +41,20 @@ def measure_roofline(model: str, dtype: str = "bfloat16") -> dict[str, Any]:
     }
 
 
-def step_bytes(path: Path, dtype: str) -> int:
+def step_bytes(path: Path, dtype: str, quantization: str = "auto") -> int:
     """Bytes of weights that a step over few rows reads: all but an embedding that is not the head, too. Quantized ones
-    count as the checkpoint has them, the others as ``dtype``."""
-    sizes = {
-        tensor.name: tensor.num_bytes if tensor.is_quantized else math.prod(tensor.shape) * _ITEM_BYTES[dtype]
-        for tensor in iterate_tensors(path)
-    }
+    count as the checkpoint has them, those that ``quantization`` makes so as they become, the others as ``dtype``."""
+    target = QUANTIZED_WHILE_LOADING.get(quantization)
+    sizes = {tensor.name: _bytes_of(tensor, dtype, target) for tensor in iterate_tensors(path)}
     tied = read_model_facts(path).hf_config["tie_word_embeddings"]
     unread = {_HEAD} if tied else set(_EMBEDDINGS)
     return sum(size for name, size in sizes.items() if name not in unread)
+
+
+def _bytes_of(tensor: CheckpointTensor, dtype: str, target: str | None) -> int:
+    if tensor.is_quantized:
+        return tensor.num_bytes
+    if target is None or len(tensor.shape) != 2 or tensor.name in (_HEAD, *_EMBEDDINGS):
+        return math.prod(tensor.shape) * _ITEM_BYTES[dtype]
+    kind = readable_type(target)
+    return tensor.shape[0] * -(-tensor.shape[1] // kind.block_size) * kind.block_bytes

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from octavo.checkpoints.checkpoint import open_checkpoint
+from octavo.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoints.fingerprint import fingerprint
 from octavo.types import ModelFacts
 
@@ -28,8 +28,15 @@ def read_model_facts(path: Path, hf_overrides: dict[str, Any] | None = None) -> 
         max_position_embeddings=checkpoint.hf_config["max_position_embeddings"],
         dtype=checkpoint.dtype,
         quantization=checkpoint.quantization,
+        quantized_as=_quantized_as(checkpoint),
         weight_bytes=sum(tensor.num_bytes for tensor in checkpoint.tensors),
         generation_config=checkpoint.generation_config,
         eos_token_ids=checkpoint.eos_token_ids,
         fingerprint=fingerprint(checkpoint),
     )
+
+
+def _quantized_as(checkpoint: Checkpoint) -> list[str]:
+    if checkpoint.quantization not in ("none", "gguf"):
+        return [checkpoint.quantization]
+    return sorted({tensor.entry.type.name for tensor in checkpoint.tensors if tensor.entry.type.block_size > 1})

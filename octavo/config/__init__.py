@@ -9,7 +9,7 @@ from octavo.config.http import HttpConfig
 from octavo.config.limits import LimitsConfig
 from octavo.config.load import LoadConfig
 from octavo.config.logs import LogsConfig
-from octavo.config.model import ModelConfig
+from octavo.config.model import QUANTIZED_WHILE_LOADING, ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.octavo_config import OctavoConfig
 from octavo.config.parallel import ParallelConfig
@@ -20,6 +20,7 @@ from octavo.config.server_config import ServerConfig
 from octavo.config.vllm_flags import AbsentFlag, absent_flags
 
 __all__ = [
+    "QUANTIZED_WHILE_LOADING",
     "SAMPLING_DEFAULTS",
     "AbsentFlag",
     "AccessConfig",

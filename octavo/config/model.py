@@ -5,7 +5,7 @@ from typing import Any
 
 from octavo.config.options import option
 
-__all__ = ["CHECKPOINT_QUANTIZATIONS", "ModelConfig"]
+__all__ = ["CHECKPOINT_QUANTIZATIONS", "QUANTIZED_WHILE_LOADING", "ModelConfig"]
 
 # Names that stand for a way of quantizing → what config.json calls it.
 CHECKPOINT_QUANTIZATIONS = {
@@ -14,11 +14,16 @@ CHECKPOINT_QUANTIZATIONS = {
     **dict.fromkeys(("fp8", "fbgemm_fp8"), "fp8"),
     "compressed-tensors": "compressed-tensors",
 }
-_WEIGHTS = "octavo reads AWQ, GPTQ, compressed-tensors, FP8 and GGUF; take such a form of the model"
+# What a checkpoint that is not quantized can be made into → the type that its weights are then kept as.
+QUANTIZED_WHILE_LOADING = {"int8": "Q8_0", "int4": "Q4_1"}
+_WEIGHTS = (
+    "octavo reads AWQ, GPTQ, compressed-tensors, FP8 and GGUF; take such a form of the model, or quantize it while "
+    "loading: int8 or int4"
+)
 _QUANTIZATIONS = (
     *("auto-round", "bitblas", "bitsandbytes"),
     *("deepspeedfp", "experts_int8", "fp8_per_block", "fp8_per_tensor", "fp_quant"),
-    *("gptq_bitblas", "gptq_marlin_24", "hqq", "inc", "int8", "int8_per_channel", "ipex"),
+    *("gptq_bitblas", "gptq_marlin_24", "hqq", "inc", "int8_per_channel", "ipex"),
     *("marlin", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "moe_wna16", "mxfp4", "mxfp8", "nvfp4"),
     *("petit_nvfp4", "ptpc_fp8", "quark", "rtn", "torchao", "tpu_int8"),
 )
@@ -48,10 +53,11 @@ class ModelConfig:
         refused={"half": "say float16", "float": "say float32"},
     )
     quantization: str = option(
-        "how the checkpoint's weights are quantized; it must be so. auto: as MODEL says",
+        "how the checkpoint's weights are quantized; it must be so. auto: as MODEL says. int8, int4: quantize them "
+        "while loading",
         default="auto",
         short="-q",
-        choices=("auto", "none", "gguf", *CHECKPOINT_QUANTIZATIONS),
+        choices=("auto", "none", "gguf", *QUANTIZED_WHILE_LOADING, *CHECKPOINT_QUANTIZATIONS),
         refused=dict.fromkeys(_QUANTIZATIONS, f"not there yet: {_WEIGHTS}"),
     )
     max_model_len: int = option(

@@ -11,7 +11,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.compilation import CompilationConfig
 from octavo.config.engine_args import EngineArgs
 from octavo.config.load import LoadConfig
-from octavo.config.model import CHECKPOINT_QUANTIZATIONS, ModelConfig
+from octavo.config.model import CHECKPOINT_QUANTIZATIONS, QUANTIZED_WHILE_LOADING, ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.octavo_config import OctavoConfig
 from octavo.config.parallel import ParallelConfig
@@ -135,10 +135,15 @@ def _model(choices: _Choices, facts: ModelFacts, platform: PlatformFacts, tokeni
         hf_config=facts.hf_config,
         vocab_size=facts.vocab_size,
         eos_token_ids=tuple(facts.eos_token_ids),
-        fingerprint=facts.fingerprint,
+        fingerprint=_fingerprint(facts.fingerprint, values["quantization"]),
         max_model_len_stated="max_model_len" in stated,
         default_sampling_params=defaults,
     )
+
+
+def _fingerprint(checkpoint: str, quantization: str) -> str:
+    """Of the weights as they are used: what is quantized while it is loaded computes other numbers."""
+    return f"{checkpoint}-{quantization}" if quantization in QUANTIZED_WHILE_LOADING else checkpoint
 
 
 def _generation_source(stated: str) -> str:
@@ -147,13 +152,20 @@ def _generation_source(stated: str) -> str:
 
 
 def _check_format(quantization: str, load_format: str, facts: ModelFacts) -> None:
-    """What was stated of the weights must be so: nothing is converted, and a mistake in MODEL should show."""
+    """What was stated of the weights must be so: a mistake in MODEL should show. Only what is not quantized is."""
     kinds = {"gguf": "a GGUF file", "none": "unquantized safetensors"}
     kind = kinds.get(facts.quantization, f"quantized by {facts.quantization}")
     if load_format not in ("auto", facts.format):
         raise ConfigError(
             f"--load-format {load_format}: {facts.path} is {kind}; leave the flag out, or say {facts.format}"
         )
+    if quantization in QUANTIZED_WHILE_LOADING:
+        if facts.quantized_as:
+            raise ConfigError(
+                f"--quantization {quantization}: {facts.path} is quantized already ({', '.join(facts.quantized_as)}), "
+                "and would only lose by it; leave the flag out, or take the model as it was before"
+            )
+        return
     stated = CHECKPOINT_QUANTIZATIONS.get(quantization, quantization)
     if stated not in ("auto", facts.quantization):
         raise ConfigError(

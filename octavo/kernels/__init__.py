@@ -32,6 +32,7 @@ from octavo.kernels.packed_weight import (
     pack_weight,
 )
 from octavo.kernels.paged_attention import paged_attention, reshape_and_cache, rotary_and_cache
+from octavo.kernels.quantize import quantize
 
 __all__ = [
     "OPS",
@@ -66,6 +67,7 @@ __all__ = [
     "pack_blocks",
     "pack_weight",
     "paged_attention",
+    "quantize",
     "record_forward",
     "reshape_and_cache",
     "rms_norm",

@@ -29,6 +29,8 @@ _PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat
 
 # Of what is dequantized at a time, so that the numbers are still in a core's cache when they are packed.
 _PIECE_BYTES = 1 << 15
+# Of what is quantized at a time: what is made on the way stays small.
+_QUANTIZED_BYTES = 1 << 18
 
 
 @dataclass
@@ -53,6 +55,11 @@ def _stored_bytes(type_name: str, values: int) -> int:
     return -(-values // kind.block_size) * kind.block_bytes
 
 
+def _numbers(source: "CheckpointTensor") -> Tensor:
+    """Of a plain type, as they lie in the file."""
+    return torch.from_numpy(source.data).view(_PLAIN_TYPES[source.type]).view(source.shape)
+
+
 class WeightParameter(nn.Parameter):
     """Args:
 
@@ -62,11 +69,13 @@ class WeightParameter(nn.Parameter):
     offset: added to what the checkpoint says, in the parameter's type.
     matrix: a product or an embedding reads it, and it is kept as the chosen kernels want it, see ``packed``.
     gated: that product is ``kernels.gated_linear``.
+    vocabulary: a matrix of a row for each token, which stays wide when others are quantized.
 
     Attributes:
         packed: a weight matrix in the form that the chosen kernels read it in, once it is loaded. Where that is another
             form, the parameter itself stays empty.
         widened: quantized type that is not kept as it is → (bytes in the checkpoint, bytes here).
+        quantized: plain type that was quantized → likewise.
     """
 
     full_shape: tuple[int, ...]
@@ -75,7 +84,10 @@ class WeightParameter(nn.Parameter):
     loaded_shards: set[ShardId]
     packed: "kernels.Weight"
     widened: dict[str, tuple[int, int]]
+    quantized: dict[str, tuple[int, int]]
+    is_vocabulary: bool
     _expected: dict[ShardId, str]
+    _target: str
     _parts: list[_Part]
     _matrix: bool
     _gated: bool
@@ -89,6 +101,7 @@ class WeightParameter(nn.Parameter):
         offset: float = 0.0,
         matrix: bool = False,
         gated: bool = False,
+        vocabulary: bool = False,
     ) -> Any:
         return super().__new__(cls, torch.empty(0, dtype=dtype), requires_grad=False)
 
@@ -101,15 +114,18 @@ class WeightParameter(nn.Parameter):
         offset: float = 0.0,
         matrix: bool = False,
         gated: bool = False,
+        vocabulary: bool = False,
     ) -> None:
         super().__init__()
         self.offset = offset
         self.packed = self
-        self._matrix, self._gated = matrix, gated
+        self._matrix, self._gated, self.is_vocabulary = matrix, gated, vocabulary
         self.full_shape = full_shape
         self.loaded_shards = set()
         self.widened = {}
+        self.quantized = {}
         self._expected = {}
+        self._target = ""
         self._parts = []
         self.shards = {}
         start = 0
@@ -122,6 +138,12 @@ class WeightParameter(nn.Parameter):
         that the chosen kernels compute with; what is not expected is kept as numbers of the parameter's type."""
         for each in self.shards if shard_id is None else (shard_id,):
             self._expected[each] = type_name
+
+    def quantize_to(self, type_name: str) -> None:
+        """Says, before anything is loaded, that what the checkpoint has as plain numbers is to be kept as this type,
+        which the chosen kernels keep; of a weight matrix that is no vocabulary's."""
+        if self._matrix and not self.is_vocabulary:
+            self._target = type_name
 
     @property
     def full_nbytes(self) -> int:
@@ -150,6 +172,8 @@ class WeightParameter(nn.Parameter):
         return parts
 
     def _kept_as(self, type_name: str) -> str:
+        if type_name in _PLAIN_TYPES:
+            return self._target
         return type_name if self._matrix and type_name and kernels.keeps(type_name) else ""
 
     def shard_rows(self, shard_id: ShardId) -> slice:
@@ -179,16 +203,18 @@ class WeightParameter(nn.Parameter):
         if not self.loaded_shards:
             self._take_memory()
         self.loaded_shards |= arrived
-        self._note_widened(source, int(rows.start))
+        self._note_conversion(source, int(rows.start))
         return int(rows.start)
 
-    def _note_widened(self, source: "CheckpointTensor", first_row: int) -> None:
+    def _note_conversion(self, source: "CheckpointTensor", first_row: int) -> None:
         part = self._part_of(first_row)
-        if part is None or source.type in (*_PLAIN_TYPES, part.kept_as):
+        if part is None or source.type == part.kept_as or (source.type in _PLAIN_TYPES and not part.kept_as):
             return
-        stored, wide = self.widened.get(source.type, (0, 0))
-        values = math.prod(source.shape)
-        self.widened[source.type] = (stored + _stored_bytes(source.type, values), wide + values * self.itemsize)
+        noted = self.quantized if part.kept_as else self.widened
+        stored, here = noted.get(source.type, (0, 0))
+        rows, values = source.shape
+        stored += rows * _stored_bytes(source.type, values)
+        noted[source.type] = stored, here + self.share_nbytes(rows, first_row)
 
     def _take_memory(self) -> None:
         if not self._matrix:
@@ -209,16 +235,26 @@ class WeightParameter(nn.Parameter):
 
     def fill(self, source: "CheckpointTensor", first_row: int) -> None:
         """Rows that were claimed; ``source`` may be a part of them, and others be filled meanwhile."""
-        plain = _PLAIN_TYPES.get(source.type)
-        if plain is not None:
-            self._put(first_row, torch.from_numpy(source.data).view(plain).view(source.shape))
-            return
         part = self._part_of(first_row)
+        if source.type in _PLAIN_TYPES:
+            if part is not None and part.kept_as:
+                self._quantize(source, first_row, part)
+            else:
+                self._put(first_row, _numbers(source))
+            return
         if part is not None and part.kept_as == source.type:
             kernels.fill_blocks(part.weight, first_row - part.start, source.data)
             return
         for row, piece in source.row_pieces(_PIECE_BYTES):
             self._put(first_row + row, kernels.dequantize(piece.type, piece.data).view(piece.shape))
+
+    def _quantize(self, source: "CheckpointTensor", first_row: int, part: _Part) -> None:
+        for row, piece in source.row_pieces(_QUANTIZED_BYTES):
+            try:
+                blocks = kernels.quantize(part.kept_as, _numbers(piece))
+            except ValueError as error:
+                raise CheckpointError(f"cannot be quantized: {error}", file=source.file, tensor=source.name) from None
+            kernels.fill_blocks(part.weight, first_row + row - part.start, blocks)
 
     def _part_of(self, row: int) -> _Part | None:
         return next((part for part in self._parts if part.start <= row < part.stop), None)

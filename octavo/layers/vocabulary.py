@@ -18,7 +18,7 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, *, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = scale
-        self.weight = WeightParameter((vocab_size, hidden_size), dtype, matrix=True)
+        self.weight = WeightParameter((vocab_size, hidden_size), dtype, matrix=True, vocabulary=True)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 → [num_tokens, hidden_size] float32: the residual stream begins here."""
@@ -47,7 +47,7 @@ class ParallelLMHead(nn.Module):
         self.scale = scale
         self.soft_cap = soft_cap
         if tied_to is None:
-            self.weight = WeightParameter((vocab_size, hidden_size), dtype, matrix=True)
+            self.weight = WeightParameter((vocab_size, hidden_size), dtype, matrix=True, vocabulary=True)
         else:
             self.weight = tied_to.weight
 

@@ -16,8 +16,8 @@ from torch import nn
 
 from octavo import kernels
 from octavo.checkpoints import CheckpointTensor, CheckpointTensors
-from octavo.config import ModelConfig, OctavoConfig
-from octavo.errors import CheckpointError, ModelError
+from octavo.config import QUANTIZED_WHILE_LOADING, ModelConfig, OctavoConfig
+from octavo.errors import CheckpointError, ConfigError, ModelError
 from octavo.layers import ShardId, WeightParameter
 from octavo.logging import init_logger
 from octavo.platforms import current_platform
@@ -45,6 +45,7 @@ def load_model(config: OctavoConfig, progress: Progress | None = None) -> nn.Mod
         UnsupportedError: an architecture or a variant of it that octavo does not have.
         CheckpointError: a tensor is missing, unknown, there twice or of the wrong shape.
         ModelError: the model does not fit into memory.
+        ConfigError: weights are to be quantized, and the chosen kernels compute with wide ones only.
     """
     started = time.monotonic()
     kernels.select(current_platform().kernel_provider)
@@ -56,6 +57,7 @@ def load_model(config: OctavoConfig, progress: Progress | None = None) -> nn.Mod
     kinds = _kinds(parameters, config.model)
     logger.info("loaded %s: %.2f GiB of weights as %s in %.1f s", config.model.path, gib, kinds, seconds)
     _report_widened(parameters, config.model)
+    _report_quantized(model, config.model)
     return model
 
 
@@ -67,6 +69,39 @@ def _kinds(parameters: list[WeightParameter], config: ModelConfig) -> str:
     """The types of the matrices, the most frequent first."""
     counts = Counter(name or config.dtype for each in parameters for name in each.kept_as)
     return ", ".join(name for name, _ in counts.most_common())
+
+
+def _quantize_to(config: ModelConfig) -> str | None:
+    """The type that plain weights are to be kept as; None: they stay as they are."""
+    type_name = QUANTIZED_WHILE_LOADING.get(config.quantization)
+    if type_name is not None and not kernels.keeps(type_name):
+        raise ConfigError(
+            f"--quantization {config.quantization}: {kernels.chosen_provider()} kernels do not compute with quantized "
+            "weights, so nothing would be gained; leave the flag out, or use the native kernels"
+        )
+    return type_name
+
+
+def _report_quantized(model: nn.Module, config: ModelConfig) -> None:
+    """What ``--quantization`` has done, and which matrices it has left."""
+    type_name = _quantize_to(config)
+    if type_name is None:
+        return
+    wide = []
+    stored = kept = count = 0
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, WeightParameter):
+            continue
+        for stored_bytes, kept_bytes in parameter.quantized.values():
+            stored, kept = stored + stored_bytes, kept + kept_bytes
+        count += bool(parameter.quantized)
+        if parameter.is_vocabulary:
+            wide.append(f"{name} ({parameter.full_nbytes / 2**20:.1f} MiB)")
+    logger.info(
+        "--quantization %s: %d matrices are kept as %s, %.1f MiB of the checkpoint as %.1f MiB; as %s stay %s, biases "
+        "and norms",
+        *(config.quantization, count, type_name, stored / 2**20, kept / 2**20, config.dtype, ", ".join(wide)),
+    )
 
 
 def _report_widened(parameters: list[WeightParameter], config: ModelConfig) -> None:
@@ -95,11 +130,14 @@ def _build(config: ModelConfig) -> nn.Module:
 def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> int:
     """Fills every parameter; returns the parameters' bytes."""
     assignments = _assignments(model)
+    quantize_to = _quantize_to(config)
     tensors = CheckpointTensors(Path(config.path), config.hf_overrides)
     for name, type_name in tensors.types.items():
         if name in assignments:
             parameter, shard_id = assignments[name]
             parameter.expect(shard_id, type_name)
+            if quantize_to is not None:
+                parameter.quantize_to(quantize_to)
     total = sum(parameter.full_nbytes for parameter in {id(p): p for p, _ in assignments.values()}.values())
     kinds = _kinds(_parameters(model), config)
     available = current_platform().available_memory_bytes()

@@ -19,6 +19,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         max_position_embeddings: longest sequence that the checkpoint states, tokens.
         dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``; quantized weights count as bfloat16.
         quantization: ``"none"``, ``"gguf"``, or what the folder's weights are quantized by (``"gptq"``, …).
+        quantized_as: what to call the way in which weights are quantized: GGUF's types, or as ``quantization``; empty:
+            none is.
         weight_bytes: bytes of all tensors in the files.
         generation_config: generation_config.json, or {}.
         eos_token_ids: ids that end a sequence, from config, generation_config and tokenizer, without duplicates.
@@ -37,6 +39,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int]
     fingerprint: str
     quantization: str = "none"
+    quantized_as: list[str] = []
 
 
 class PlatformFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -127,7 +127,9 @@ def test_the_command_line_has_a_flag_for_every_option_and_states_only_what_was_g
         "observability": {},
     }
     line = "m --max-model-len 64 --no-enable-prefix-caching --scheduling-policy priority --gpu-memory-utilization 0.2"
+    line += " --quantization int4"
     stated = EngineArgs.from_cli_args(parser.parse_args(line.split())).stated
+    assert stated["model"]["quantization"] == "int4"
     assert stated["model"]["max_model_len"] == 64
     assert stated["cache"] == {"enable_prefix_caching": False, "memory_share": 0.2}
     assert stated["scheduler"] == {"policy": "priority"}
@@ -136,7 +138,10 @@ def test_the_command_line_has_a_flag_for_every_option_and_states_only_what_was_g
 def facts_of(kind: str) -> ModelFacts:
     """Of a checkpoint that is unquantized ("safetensors"), a GGUF file, or quantized otherwise."""
     fmt = "gguf" if kind == "gguf" else "safetensors"
-    return msgspec.structs.replace(FACTS, format=fmt, quantization="none" if kind == "safetensors" else kind)
+    quantization, quantized_as = kind, [{"gguf": "Q4_K"}.get(kind, kind)]
+    if kind == "safetensors":
+        quantization, quantized_as = "none", []
+    return msgspec.structs.replace(FACTS, format=fmt, quantization=quantization, quantized_as=quantized_as)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +155,8 @@ def facts_of(kind: str) -> ModelFacts:
         ("awq", {"quantization": "awq_marlin"}),
         ("gptq", {"quantization": "gptq_marlin"}),
         ("gptq", {}),
+        ("safetensors", {"quantization": "int8", "load_format": "safetensors"}),
+        ("safetensors", {"quantization": "int4"}),
     ],
 )
 def test_what_is_said_of_the_weights_is_taken_where_it_is_so(fmt: str, stated: dict[str, Any]) -> None:
@@ -168,6 +175,8 @@ def test_what_is_said_of_the_weights_is_taken_where_it_is_so(fmt: str, stated: d
         ("awq", {"quantization": "none"}, "--quantization none: /models/m is quantized by awq; .* say awq"),
         ("safetensors", {"quantization": "awq_marlin"}, "awq_marlin: /models/m is unquantized .* say none"),
         ("gguf", {"quantization": "gptq"}, "--quantization gptq: /models/m is a GGUF file; .* say gguf"),
+        ("gguf", {"quantization": "int4"}, r"int4: /models/m is quantized already \(Q4_K\), .*; leave the flag out"),
+        ("awq", {"quantization": "int8"}, r"--quantization int8: /models/m is quantized already \(awq\), .*; leave"),
     ],
 )
 def test_what_is_said_of_the_weights_must_be_so(fmt: str, stated: dict[str, Any], says: str) -> None:
@@ -178,8 +187,10 @@ def test_what_is_said_of_the_weights_must_be_so(fmt: str, stated: dict[str, Any]
 @pytest.mark.parametrize(
     ("stated", "says"),
     [
-        ({"quantization": "hqq"}, "--quantization hqq: not there yet: .* GGUF"),
-        ({"quantization": "aqw"}, "--quantization must be one of auto, none, gguf, awq, .*; got 'aqw'"),
+        ({"quantization": "hqq"}, "--quantization hqq: not there yet: .* GGUF.* while loading: int8 or int4"),
+        ({"quantization": "experts_int8"}, "--quantization experts_int8: not there yet"),
+        ({"quantization": "int8_per_channel"}, "--quantization int8_per_channel: not there yet"),
+        ({"quantization": "aqw"}, "--quantization must be one of auto, none, gguf, int8, int4, awq, .*; got 'aqw'"),
         ({"load_format": "dummy"}, "--load-format dummy: .* give a checkpoint"),
         ({"load_format": "pt"}, "--load-format pt: loading a pickle runs code"),
         ({"dtype": "half"}, "--dtype half: say float16"),

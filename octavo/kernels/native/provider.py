@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo import _native, envs
 from octavo.errors import ConfigError
-from octavo.kernels.native import attention, dequantize, products, rows
+from octavo.kernels.native import attention, dequantize, products, quantize, rows
 from octavo.kernels.native.recording import record_forward
 from octavo.kernels.op import Provider
 from octavo.logging import init_logger
@@ -48,5 +48,7 @@ def native_provider() -> Provider:
 
 
 _KERNELS: dict[str, Any] = {
-    name: getattr(module, name) for module in (attention, dequantize, products, rows) for name in module.__all__
+    name: getattr(module, name)
+    for module in (attention, dequantize, products, quantize, rows)
+    for name in module.__all__
 }
