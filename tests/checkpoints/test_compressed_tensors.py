@@ -1,6 +1,7 @@
 """compressed-tensors checkpoints against the package that writes them; what is refused, and how it is named."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,23 @@ def test_a_module_has_the_scheme_that_names_it_most_closely(make_quantized: Any)
         read_model_facts(make_quantized({DOWN: parts}, grouped(a={"targets": ["re:^lm_head"], "weights": W4})))
 
 
+def test_the_slowest_pattern_takes_no_time(make_quantized: Any) -> None:
+    """No module can have a name that makes one slow."""
+    parts, _ = compressed(WEIGHT, "pack-quantized", **W4)
+    folder = make_quantized({}, changed(["re:.*.*.*.*z"] * 32, *GROUP, "targets"), named("a" * 200, parts))
+    with pytest.raises(UnsupportedError, match="its name is too long for the patterns"):
+        read_model_facts(folder)
+    folder = make_quantized({}, changed(["re:.*.*.*.*z"] * 32, *GROUP, "targets"), named("a" * 128, parts))
+    began = time.process_time()
+    with pytest.raises(CheckpointError, match="is quantized, and no group of"):
+        read_model_facts(folder)
+    assert time.process_time() - began < 10
+
+
+def named(module: str, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{module}.{suffix}": part for suffix, part in parts.items()}
+
+
 def test_what_is_not_followed_is_said(make_quantized: Any, said: Any) -> None:
     weights = {"num_bits": 8, "type": "int", "strategy": "channel"}
     parts, _ = compressed(WEIGHT, "int-quantized", **weights)
@@ -187,6 +205,7 @@ WEIGHTS = (*GROUP, "weights")
         (changed(["re:(.*)+x"], *GROUP, "targets"), "with a repeated group, is not followed"),
         (changed(["re:" + ".*a" * 5], *GROUP, "targets"), "or 4 repetitions"),
         (changed(["re:" + "a" * 300], *GROUP, "targets"), "more than 256 characters"),
+        (changed(["re:a"] * 33, *GROUP, "targets"), "config_groups: 33 patterns; octavo follows 32"),
     ],
 )
 def test_what_is_not_supported_is_named(make_quantized: Any, config: dict[str, Any], says: str) -> None:

@@ -112,6 +112,17 @@ def test_groups_that_blocks_cannot_have_are_widened(make_quantized: Any, bits: i
     check_values(make_quantized({DOWN: awq_parts(weight)}, AWQ | {"group_size": 16}), DOWN, weight, "F32")
 
 
+def test_settings_may_name_what_is_not_quantized(make_quantized: Any) -> None:
+    """Nothing follows from it: the tensors show it."""
+    weight = drawn(SHAPES[QUERY], 32)
+    for more in ({"dynamic": {"-:.*mlp.*": {}}}, {"lm_head": False}, {"modules_in_block_to_quantize": [["q_proj"]]}):
+        folder = make_quantized({QUERY: gptq_parts(weight)}, GPTQ | more)
+        check_values(folder, QUERY, weight, "U4:32")
+        assert read(folder, DOWN).type == "F32"
+    folder = make_quantized({QUERY: awq_parts(weight)}, AWQ | {"modules_to_not_convert": ["mlp"]})
+    check_values(folder, QUERY, weight, "U4:32")
+
+
 def test_awq_without_zeros_is_around_the_middle(make_quantized: Any) -> None:
     weight = drawn(SHAPES[QUERY], 32, symmetric=True)
     parts = awq_parts(weight)

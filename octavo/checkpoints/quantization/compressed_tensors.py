@@ -34,8 +34,12 @@ _UNUSED = frozenset(
     {"input_scale", "input_zero_point", "output_scale", "output_zero_point"}
     | {"k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point", "q_zero_point"}
 )
+_PATTERN = "re:"
 _EMBEDDINGS = ("embed_tokens", "embed_in", "wte")
-# Patterns that a regular expression can be slow with are not needed to name modules.
+# Patterns that a regular expression can be slow with are not needed to name modules: within these bounds, the slowest
+# takes 40 ms.
+_MOST_PATTERNS = 32
+_LONGEST_NAME = 128
 _LONGEST_PATTERN = 256
 _MOST_QUANTIFIERS = 4
 _REPEATED_GROUP = re.compile(r"\)[*+{?]")
@@ -76,6 +80,11 @@ def read(fields: Fields) -> Quantization:
         weights = group.nested("weights")
         if weights is not None:
             schemes.append(_scheme(group, weights))
+    patterns = [target for scheme in schemes for target in scheme.targets if target.startswith(_PATTERN)]
+    if len(patterns) > _MOST_PATTERNS:
+        raise UnsupportedError(
+            f"{fields.file}: {fields.where}config_groups: {len(patterns)} patterns; octavo follows {_MOST_PATTERNS}"
+        )
     if fields.nested("kv_cache_scheme") is not None:
         notes.append("kv_cache_scheme is not followed; --kv-cache-dtype says how the cache is kept")
     kinds = dict.fromkeys(f"{'e4m3' if each.is_float else f'int{each.bits}'} {_sharing(each)}" for each in schemes)
@@ -123,8 +132,8 @@ def _scheme(group: Fields, weights: Fields) -> _Scheme:
         _format(group, own)
     targets = _names(group, "targets")
     for target in targets:
-        if target.startswith("re:"):
-            _check_pattern(target.removeprefix("re:"), group)
+        if target.startswith(_PATTERN):
+            _check_pattern(target.removeprefix(_PATTERN), group)
     bits = weights.integer("num_bits", 1, 32, default=8)
     kind = weights.string("type", default="int").lower()
     if (kind, bits) not in (("int", 4), ("int", 8), ("float", 8)):
@@ -205,7 +214,7 @@ def _scheme_of(parts: Parts, schemes: list[_Scheme], file: str) -> _Scheme:
     kind = "Embedding" if parts.module.rpartition(".")[2] in _EMBEDDINGS else "Linear"
     by_rank: list[Callable[[str], bool]] = [
         lambda target: target == parts.module,
-        lambda target: target.startswith("re:") and re.match(target[3:], parts.module) is not None,
+        lambda target: target.startswith(_PATTERN) and _matches(target.removeprefix(_PATTERN), parts),
         lambda target: target == kind,
     ]
     for matches in by_rank:
@@ -216,6 +225,15 @@ def _scheme_of(parts: Parts, schemes: list[_Scheme], file: str) -> _Scheme:
         f"{parts.module} is quantized, and no group of quantization_config.config_groups has it among its targets",
         file=file,
     )
+
+
+def _matches(pattern: str, parts: Parts) -> bool:
+    if len(parts.module) > _LONGEST_NAME:
+        raise UnsupportedError(
+            f"{next(iter(parts.stored.values())).file}: module {shown(parts.module)}: its name is too long for the "
+            f"patterns of quantization_config; octavo follows them up to {_LONGEST_NAME} characters"
+        )
+    return re.match(pattern, parts.module) is not None
 
 
 def _assemble(parts: Parts, schemes: list[_Scheme], file: str) -> QuantizedWeight | None:
