@@ -19,7 +19,7 @@ from octavo.engine import build_config
 from octavo.loader import load_model
 from octavo.worker import Worker
 
-__all__ = ["Logits", "divergence", "llama_cpp_logits", "octavo_logits", "transformers_logits"]
+__all__ = ["Logits", "divergences", "llama_cpp_logits", "octavo_logits", "transformers_logits"]
 
 Logits = npt.NDArray[np.float32]
 
@@ -82,13 +82,13 @@ def llama_cpp_logits(python: str, model: Path, ids: list[int]) -> Logits:
     return found
 
 
-def divergence(exact: Logits, other: Logits) -> float:
-    """Mean KL divergence of ``other``'s next-token distributions from those of ``exact``, in nats. Raises ValueError
-    for logits of another text or vocabulary."""
+def divergences(exact: Logits, other: Logits) -> list[float]:
+    """KL divergence of ``other``'s next-token distribution from that of ``exact`` at each position, in nats. Raises
+    ValueError for logits of another text or vocabulary."""
     if exact.shape != other.shape:
         raise ValueError(f"logits [tokens, vocabulary] of {list(other.shape)} beside those of {list(exact.shape)}")
-    total = 0.0
+    found: list[float] = []
     for first in range(0, len(exact), _ROWS):
         p, q = (torch.from_numpy(each[first : first + _ROWS]).double().log_softmax(-1) for each in (exact, other))
-        total += float((p.exp() * (p - q)).sum())
-    return total / len(exact)
+        found += (p.exp() * (p - q)).sum(-1).tolist()
+    return found

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import torch
 import transformers
 
-from benchmarks.logits import Logits, divergence, llama_cpp_logits, octavo_logits, transformers_logits
+from benchmarks.logits import Logits, divergences, llama_cpp_logits, octavo_logits, transformers_logits
 from benchmarks.peers.octavo_cpu import engine_options
 from benchmarks.table import replace_between_markers
 
@@ -30,13 +31,35 @@ BEGIN, END = "<!-- benchmarks.quality writes from here -->", "<!-- benchmarks.qu
 
 @dataclass
 class Row:
-    """``other``: who was compared with. A divergence that was not measured is None."""
+    """Attributes:
+
+    octavo: its divergence at each position.
+    other: who was compared with, if anybody.
+    others: the same of that.
+    """
 
     what: str
     megabytes: float | None
-    octavo: float
-    other: str | None
-    others: float | None
+    octavo: list[float]
+    other: str | None = None
+    others: list[float] | None = None
+
+    @property
+    def ratio(self) -> tuple[float, float] | None:
+        """octavo's mean divergence ÷ the other's, and its standard error: the two go up and down together, and what is
+        left over a few hundred positions tells how much of a ratio is luck."""
+        if self.others is None:
+            return None
+        ratio = fmean(self.octavo) / fmean(self.others)
+        rest = [ours - ratio * theirs for ours, theirs in zip(self.octavo, self.others, strict=True)]
+        return ratio, (fmean(each * each for each in rest) / len(rest)) ** 0.5 / fmean(self.others)
+
+    def summary(self) -> dict[str, object]:
+        found: dict[str, object] = {"what": self.what, "megabytes": self.megabytes, "octavo": fmean(self.octavo)}
+        if self.others is not None and self.ratio is not None:
+            ratio, error = self.ratio
+            found |= {self.other or "other": fmean(self.others), "ratio": round(ratio, 3), "error": round(error, 3)}
+        return found
 
 
 def main() -> int:
@@ -53,10 +76,10 @@ def main() -> int:
             if row.other is None and row.what in rows:
                 row.other, row.others = rows[row.what].other, rows[row.what].others
             rows[row.what] = row
-            print(json.dumps(asdict(row)), flush=True)
+            print(json.dumps(row.summary()), flush=True)
             args.results.mkdir(parents=True, exist_ok=True)
             kept = {"tokens": len(ids), "rows": {what: asdict(each) for what, each in rows.items()}}
-            results.write_text(json.dumps(kept, indent=1) + "\n")
+            results.write_text(json.dumps(kept) + "\n")
     except RuntimeError as error:
         print(f"benchmarks.quality: {error}", file=sys.stderr)
         return 1
@@ -132,18 +155,18 @@ def _measure(args: argparse.Namespace, ids: list[int]) -> Iterator[Row]:
     exact = None if args.own else _reference(args.model, ids, args.reference)
     for file in args.files:
         of_file = exact if exact is not None else transformers_logits(file, ids, torch.float32)
-        ours = divergence(of_file, octavo_logits(file, ids, engine_options("")))
-        theirs = None if args.llama_cpp is None else divergence(of_file, llama_cpp_logits(args.llama_cpp, file, ids))
         what = f"{file.name}, its own weights" if args.own else file.name
-        yield Row(what, file.stat().st_size / 1e6, ours, None if theirs is None else "llama.cpp", theirs)
+        row = Row(what, file.stat().st_size / 1e6, divergences(of_file, octavo_logits(file, ids, engine_options(""))))
+        if args.llama_cpp is not None:
+            row.other, row.others = "llama.cpp", divergences(of_file, llama_cpp_logits(args.llama_cpp, file, ids))
+        yield row
     if exact is None:
         return
     for flags in args.flags:
-        ours = divergence(exact, octavo_logits(args.model, ids, engine_options(flags)))
-        yield Row(f"`{flags}`", None, ours, None, None)
+        yield Row(f"`{flags}`", None, divergences(exact, octavo_logits(args.model, ids, engine_options(flags))))
     if not args.files and not args.flags:
-        ours = divergence(exact, octavo_logits(args.model, ids, engine_options("")))
-        torchs = divergence(exact, transformers_logits(args.model, ids, torch.bfloat16))
+        ours = divergences(exact, octavo_logits(args.model, ids, engine_options("")))
+        torchs = divergences(exact, transformers_logits(args.model, ids, torch.bfloat16))
         yield Row("bfloat16", None, ours, "torch", torchs)
 
 
@@ -157,9 +180,11 @@ def render(folder: Path) -> str:
         for fields in found["rows"].values():
             row = Row(**fields)
             megabytes = "" if row.megabytes is None else f"{row.megabytes:,.0f}"
-            beside = "" if row.others is None else f"{row.others:.6f} {row.other}"
-            ratio = "" if row.others is None else f"**{row.octavo / row.others:.2f}**"
-            lines.append(f"| {row.what} | {megabytes} | {row.octavo:.6f} | {beside} | {ratio} |")
+            beside = ratio = ""
+            if row.others is not None and row.ratio is not None:
+                beside = f"{fmean(row.others):.6f} {row.other}"
+                ratio = "**{:.2f}** ± {:.2f}".format(*row.ratio)
+            lines.append(f"| {row.what} | {megabytes} | {fmean(row.octavo):.6f} | {beside} | {ratio} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from benchmarks import quality
-from benchmarks.logits import divergence, llama_cpp_logits, octavo_logits, transformers_logits
+from benchmarks.logits import divergences, llama_cpp_logits, octavo_logits, transformers_logits
 from benchmarks.make_models import write_gguf, write_random_model
 from octavo.bench.roofline import step_bytes
 from octavo.checkpoints import iterate_tensors
@@ -45,17 +46,36 @@ def measure(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> An
     return run
 
 
-def test_a_divergence_is_the_mean_over_positions_in_nats() -> None:
+def divergence(exact: Any, other: Any) -> float:
+    return fmean(divergences(exact, other))
+
+
+def test_divergences_are_of_each_position_and_in_nats() -> None:
     exact = np.log(np.array([[0.5, 0.5], [0.25, 0.75]], np.float32))
     other = np.log(np.array([[0.25, 0.75], [0.25, 0.75]], np.float32)) + np.float32(3.0)  # logits, not normalised
-    expected = (0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75)) / 2
-    assert divergence(exact, other) == pytest.approx(expected, rel=1e-6)
-    assert divergence(exact, exact) == 0.0
+    expected = 0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75)
+    assert divergences(exact, other) == pytest.approx([expected, 0.0], abs=1e-6)
+    assert divergences(exact, exact) == [0.0, 0.0]
 
 
 def test_logits_of_another_text_are_refused() -> None:
     with pytest.raises(ValueError, match=r"of \[2, 3\] beside those of \[4, 3\]"):
-        divergence(np.zeros((4, 3), np.float32), np.zeros((2, 3), np.float32))
+        divergences(np.zeros((4, 3), np.float32), np.zeros((2, 3), np.float32))
+
+
+def test_a_ratio_is_of_means_and_has_an_error() -> None:
+    """Checked against the spread of ratios over texts that are drawn anew."""
+    draw = np.random.default_rng(0)
+
+    def drawn() -> quality.Row:
+        both = draw.exponential(1.0, 400)
+        ours, theirs = both * 1.2 + draw.exponential(0.3, 400), both + draw.exponential(0.3, 400)
+        return quality.Row("x", None, ours.tolist(), "y", theirs.tolist())
+
+    ratios, errors = zip(*[row.ratio for row in (drawn() for _ in range(300)) if row.ratio is not None], strict=True)
+    assert np.mean(ratios) == pytest.approx(1.5 / 1.3, rel=0.01)
+    assert np.mean(errors) == pytest.approx(np.std(ratios), rel=0.15)
+    assert quality.Row("x", None, [1.0]).ratio is None
 
 
 def test_octavos_logits_are_those_of_the_text(folder: Path) -> None:
@@ -72,7 +92,7 @@ def test_rows_are_kept_and_written_into_the_page(measure: Any, tmp_path: Path) -
     page.write_text(f"{quality.BEGIN}\n{quality.END}\n")
     code, rows = measure("--with", "--dtype float32", "--with", "--dtype bfloat16", "--page", str(page))
     assert code == 0
-    assert 0 <= rows["`--dtype float32`"]["octavo"] < 1e-9 < rows["`--dtype bfloat16`"]["octavo"]
+    assert fmean(rows["`--dtype float32`"]["octavo"]) < 1e-9 < fmean(rows["`--dtype bfloat16`"]["octavo"])
     code, rows = measure("--page", str(page))
     assert (code, len(rows)) == (0, 3)
     assert rows["bfloat16"]["octavo"] == rows["`--dtype bfloat16`"]["octavo"]
@@ -100,7 +120,7 @@ def test_llama_cpp_that_is_absent_is_told_of(
     code, rows = measure("--files", str(file))
     assert code == 0
     assert rows["small.gguf"]["others"] is None
-    assert 0 < rows["small.gguf"]["octavo"] < 1e-2
+    assert 0 < fmean(rows["small.gguf"]["octavo"]) < 1e-2
 
 
 def test_what_is_known_of_llama_cpp_stays_where_only_octavo_is_measured_again(
@@ -110,7 +130,7 @@ def test_what_is_known_of_llama_cpp_stays_where_only_octavo_is_measured_again(
     write_gguf(folder, file)
     monkeypatch.setattr(quality, "llama_cpp_logits", lambda python, model, ids: octavo_logits(model, ids, {}) * 1.1)
     _, first = measure("--files", str(file), "--llama-cpp", "python")
-    assert first["small.gguf"]["others"] > first["small.gguf"]["octavo"]
+    assert fmean(first["small.gguf"]["others"]) > fmean(first["small.gguf"]["octavo"])
     assert measure("--files", str(file)) == (0, first)
     _, shorter = measure("--files", str(file), "--tokens", "39")
     assert shorter["small.gguf"]["others"] is None
@@ -123,7 +143,8 @@ def test_a_file_can_be_compared_with_its_own_weights(measure: Any, folder: Path,
     write_gguf(other, file)
     _, rows = measure("--files", str(file))
     _, rows = measure("--files", str(file), "--own")
-    assert 0 < rows["other.gguf, its own weights"]["octavo"] < 1e-2 < rows["other.gguf"]["octavo"]
+    own, models = (fmean(rows[what]["octavo"]) for what in ("other.gguf, its own weights", "other.gguf"))
+    assert 0 < own < 1e-2 < models
     with pytest.raises(SystemExit):
         measure("--own")
 
