@@ -106,13 +106,12 @@ def norm(
 ) -> None: ...
 def cast(type: int, x: int, x_stride: int, out_type: int, out: int, rows: int, size: int, /) -> None: ...
 def activation(type: int, function: int, x: int, x_stride: int, out: int, rows: int, size: int, /) -> None: ...
+
+# Type, what is kept (0: that type, 1: int8, 2: fp8), data, blocks, block size, heads, head size.
+_Cache = tuple[int, int, int, int, int, int, int]
+
 def rotary_kv(
-    type: int,
-    cache: int,
-    blocks: int,
-    block_size: int,
-    heads: int,
-    head_size: int,
+    cache: _Cache,
     positions: int,
     query: int,
     query_stride: int,
@@ -130,12 +129,7 @@ def rotary_kv(
     /,
 ) -> None: ...
 def store_kv(
-    type: int,
-    cache: int,
-    blocks: int,
-    block_size: int,
-    heads: int,
-    head_size: int,
+    cache: _Cache,
     key: int,
     key_stride: int,
     value: int,
@@ -145,12 +139,7 @@ def store_kv(
     /,
 ) -> None: ...
 def attention(
-    type: int,
-    cache: int,
-    blocks: int,
-    block_size: int,
-    heads: int,
-    head_size: int,
+    cache: _Cache,
     query: int,
     query_stride: int,
     out: int,

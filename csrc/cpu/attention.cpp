@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "eight_bits.hpp"
 #include "kernels.hpp"
 #include "levels.hpp"
 #include "simd.hpp"
@@ -47,10 +48,17 @@ OCTAVO_INLINE void with_count(int64_t count, const Visit& visit) {
   visit(std::integral_constant<int, kTile>());
 }
 
-// What a line of packed keys adds to the sums of 16 positions: one channel of float32, or a pair of bf16. Products are
-// float32 on every level: where there is a bf16 dot product, it is slower.
-template <typename T>
-constexpr int kTogether = sizeof(float) / sizeof(T);
+// What a line of packed keys adds to the sums of 16 positions: one channel, or a pair of bf16. Products are float32 on
+// every level: where there is a bf16 dot product, it is slower.
+template <typename K>
+constexpr int kTogether = sizeof(K) == 2 ? 2 : 1;
+
+// Calls visit with a value of the type.
+template <typename Visit>
+OCTAVO_INLINE void with_type(Type type, const Visit& visit) {
+  if (type == Type::bf16) visit(bf16());
+  else visit(float());
+}
 
 struct Tile {
   int64_t request, head;  // KV head
@@ -64,11 +72,19 @@ struct State {
   float* sums;  // [kTile, head_size]
 };
 
-template <typename T>
+// K: what the cache keeps. Of 8 bits a key's factor multiplies its score, and a value's factor its weight: no product is
+// spent on single channels.
+template <typename K>
 class TileAttention {
  public:
   TileAttention(const Attention& call, const Tile& tile)
-      : call_(call), tile_(tile), size_(call.cache.head_size), shared_(call.query_heads / call.cache.heads) {
+      : call_(call),
+        tile_(tile),
+        size_(call.cache.head_size),
+        shared_(call.query_heads / call.cache.heads),
+        row_(size_ + (kScaled<K> ? kFactor : 0)),
+        half_(call.cache.heads * call.cache.block_size * row_),
+        width_(call.cache.tile()) {
     const int64_t start = call.query_start[tile.request];
     const int64_t rows = call.query_start[tile.request + 1] - start;
     const int64_t past = call.seq_lens[tile.request] - rows;
@@ -76,8 +92,8 @@ class TileAttention {
     high_ = last_begin_ = 0;
     for (int64_t v = 0; v < tile.count; ++v) {
       const int64_t row = (tile.first + v) / shared_, head = tile.head * shared_ + (tile.first + v) % shared_;
-      query_[v] = static_cast<const T*>(call.query) + (start + row) * call.query_stride + head * size_;
-      out_[v] = static_cast<T*>(call.out) + ((start + row) * call.query_heads + head) * size_;
+      query_[v] = (start + row) * call.query_stride + head * size_;
+      out_[v] = ((start + row) * call.query_heads + head) * size_;
       sink_[v] = call.sinks == nullptr ? -__builtin_inff() : call.sinks[head];
       end_[v] = past + row + 1;
       begin_[v] = call.window > 0 ? std::max<int64_t>(0, end_[v] - call.window) : 0;
@@ -97,7 +113,7 @@ class TileAttention {
   }
 
   // `keys`: room for the keys of 16 positions, where tiles are narrower.
-  void reduce(int64_t partition, State& state, T* room) const {
+  void reduce(int64_t partition, State& state, K* room) const {
     clear(state);
     const int64_t low = std::max(low_, partition * kPartition) / kLanes * kLanes;
     const int64_t high = std::min(high_, (partition + 1) * kPartition);
@@ -105,7 +121,9 @@ class TileAttention {
     with_count(tile_.count, [&](auto count) {
       for (int64_t channel = 0; channel < size_; channel += kChunk) score<count>(low, high, channel, weights, room);
     });
-    for (int64_t v = 0; v < tile_.count; ++v) soften(v, low, high, weights[v], state);
+    alignas(64) float factors[2][kScaled<K> ? kPartition : 1] = {};
+    if constexpr (kScaled<K>) gather_factors(low, high, factors);
+    for (int64_t v = 0; v < tile_.count; ++v) soften(v, low, high, factors, weights[v], state);
     with_count(tile_.count, [&](auto count) { add_values<count>(low, high, weights, state); });
   }
 
@@ -147,51 +165,71 @@ class TileAttention {
       sinks.total[v] = 1.0f;
     }
     if (call_.sinks != nullptr) merge(sinks, whole);  // they take their share of the weight and add no value
-    for (int64_t v = 0; v < tile_.count; ++v)
-      by_vectors(size_, [&](int64_t i, auto lanes) {
-        store(out_[v] + i, load(whole.sums + v * size_ + i, lanes) / whole.total[v], lanes);
-      });
+    with_type(call_.cache.type, [&](auto type) {
+      for (int64_t v = 0; v < tile_.count; ++v) {
+        auto* to = static_cast<decltype(type)*>(call_.out) + out_[v];
+        by_vectors(size_, [&](int64_t i, auto lanes) {
+          store(to + i, load(whole.sums + v * size_ + i, lanes) / whole.total[v], lanes);
+        });
+      }
+    });
   }
 
  private:
-  const T* block_of(int64_t position) const {
+  const K* keys(int64_t position) const {  // of the tile that begins with this position
     const int64_t block = call_.block_table[tile_.request * call_.table_stride + position / call_.cache.block_size];
-    return static_cast<const T*>(call_.cache.data) + block * 2 * call_.cache.heads * call_.cache.block_size * size_;
+    return static_cast<const K*>(call_.cache.data) + block * 2 * half_ +
+           (tile_.head * call_.cache.block_size + position % call_.cache.block_size) * row_;
   }
 
-  const T* keys(int64_t position) const {  // of the tile that begins with this position
-    return block_of(position) + (tile_.head * call_.cache.block_size + position % call_.cache.block_size) * size_;
+  const K* value(int64_t position) const {
+    const int64_t lane = kScaled<K> ? position % width_ : 0;  // where there are no factors, all of a block's are one row
+    return keys(position - lane) + half_ + lane * size_;
   }
 
-  const T* value(int64_t position) const { return keys(position) + call_.cache.heads * call_.cache.block_size * size_; }
+  // Positions before the first that anybody looks at may have no block: the first tile that has one.
+  int64_t first_tile(int64_t position) const { return std::max(position, low_ / width_ * width_); }
+
+  // Of the positions' keys, and of their values.
+  void gather_factors(int64_t low, int64_t high, float (*factors)[kPartition]) const {
+    for (int64_t position = first_tile(low); position < high; position += width_)
+      for (int which = 0; which < 2; ++which)
+        std::memcpy(factors[which] + position - low, keys(position) + which * half_ + width_ * size_,
+                    width_ * sizeof(float));
+    for (int which = 0; kUnit<K> != 1.0f && which < 2; ++which)
+      for (int64_t i = 0; i < kPartition; i += kLanes) store(factors[which] + i, load(factors[which] + i) * kUnit<K>);
+  }
 
   // The keys of 16 positions put together from narrower tiles. Positions that nobody looks at may have no block: their
   // lanes are zero.
-  void gather(int64_t position, T* room) const {
-    const int64_t width = call_.cache.tile();
-    for (int64_t step = 0; step < size_ / kTogether<T>; ++step) {
-      uint32_t line[kLanes] = {};
-      for (int64_t lane = 0; lane < kLanes && position + lane < high_; lane += width)
-        std::memcpy(line + lane, keys(position + lane) + step * width * kTogether<T>, width * sizeof(uint32_t));
-      std::memcpy(room + step * kLanes * kTogether<T>, line, sizeof line);
+  void gather(int64_t position, K* room) const {
+    constexpr int64_t Together = kTogether<K>;
+    for (int64_t step = 0; step < size_ / Together; ++step) {
+      K line[kLanes * Together] = {};
+      for (int64_t at = first_tile(position); at < std::min(position + kLanes, high_); at += width_)
+        std::memcpy(line + (at - position) * Together, keys(at) + step * width_ * Together,
+                    width_ * Together * sizeof(K));
+      std::memcpy(room + step * kLanes * Together, line, sizeof line);
     }
   }
 
   // weights[v][position - low]: the products of query and keys, for whole groups of 16 positions; added to what is there
   // where `first`, the channel from which they are taken, is not 0.
   template <int Count>
-  void score(int64_t low, int64_t high, int64_t first, float (*weights)[kPartition], T* room) const {
+  void score(int64_t low, int64_t high, int64_t first, float (*weights)[kPartition], K* room) const {
     const int64_t channels = std::min(kChunk, size_ - first);
     alignas(64) float query[Count][kChunk];
-    for (int64_t v = 0; v < Count; ++v) {  // what is beyond the tile's vectors is computed and not used
-      const T* from = query_[std::min(v, tile_.count - 1)] + first;
-      by_vectors(channels, [&](int64_t i, auto lanes) { store(query[v] + i, load(from + i, lanes), lanes); });
-    }
+    with_type(call_.cache.type, [&](auto type) {
+      for (int64_t v = 0; v < Count; ++v) {  // what is beyond the tile's vectors is computed and not used
+        const auto* from = static_cast<const decltype(type)*>(call_.query) + query_[std::min(v, tile_.count - 1)] + first;
+        by_vectors(channels, [&](int64_t i, auto lanes) { store(query[v] + i, load(from + i, lanes), lanes); });
+      }
+    });
     constexpr int Groups = keys_together(Count);
-    const bool whole = call_.cache.tile() == kLanes;
+    const bool whole = width_ == kLanes;
     int64_t position = low;
     for (; whole && position + (Groups - 1) * kLanes < high; position += Groups * kLanes) {
-      const T *tiles[Groups], *next[Groups];
+      const K *tiles[Groups], *next[Groups];
       for (int64_t group = 0; group < Groups; ++group) {
         tiles[group] = keys(position + group * kLanes) + first * kLanes;
         const int64_t ahead = position + (Groups + group) * kLanes;
@@ -201,34 +239,35 @@ class TileAttention {
     }
     for (; position < high; position += kLanes) {
       if (!whole) gather(position, room);
-      const T* tiles[1] = {(whole ? keys(position) : room) + first * kLanes};
+      const K* tiles[1] = {(whole ? keys(position) : room) + first * kLanes};
       score_groups<Count, 1>(tiles, tiles, query, channels, first > 0, weights, position - low);
     }
   }
 
   template <int Count, int Groups>
-  OCTAVO_INLINE void score_groups(const T* const (&tiles)[Groups], const T* const (&next)[Groups],
+  OCTAVO_INLINE void score_groups(const K* const (&tiles)[Groups], const K* const (&next)[Groups],
                                   const float (*query)[kChunk], int64_t channels, bool more,
                                   float (*weights)[kPartition], int64_t offset) const {
-    const int64_t to_values = call_.cache.heads * call_.cache.block_size * size_;
     f32x16 sum[Count][Groups] = {};
     if (more)
       for (int v = 0; v < Count; ++v)
         for (int group = 0; group < Groups; ++group) sum[v][group] = load(weights[v] + offset + group * kLanes);
-    for (int64_t channel = 0; channel < channels; channel += kTogether<T>) {
-      u32x16 line[Groups];
-      for (int group = 0; group < Groups; ++group)
-        std::memcpy(&line[group], tiles[group] + channel * kLanes, sizeof line[group]);
-      if constexpr (Groups > 1)  // the values of these positions are read soon, and the keys after these
-        for (int group = 0; group < Groups; ++group) {
-          __builtin_prefetch(tiles[group] + to_values + channel * kLanes);
+    for (int64_t channel = 0; channel < channels; channel += kTogether<K>) {
+      if (Groups > 1 && (!kScaled<K> || channel % 4 == 0))  // a line of the cache's 64 bytes has 4 channels of 8 bits
+        for (int group = 0; group < Groups; ++group) {  // the values of these positions are read soon, then other keys
+          __builtin_prefetch(tiles[group] + half_ + channel * kLanes);
           __builtin_prefetch(next[group] + channel * kLanes);
         }
-      if constexpr (kTogether<T> == 1) {
+      if constexpr (kTogether<K> == 1) {
+        f32x16 key[Groups];
+        for (int group = 0; group < Groups; ++group) key[group] = load(tiles[group] + channel * kLanes);
         for (int v = 0; v < Count; ++v)
           for (int group = 0; group < Groups; ++group)
-            sum[v][group] = sum[v][group] + splat(query[v][channel]) * (f32x16)line[group];
+            sum[v][group] = sum[v][group] + splat(query[v][channel]) * key[group];
       } else {
+        u32x16 line[Groups];
+        for (int group = 0; group < Groups; ++group)
+          std::memcpy(&line[group], tiles[group] + channel * kLanes, sizeof line[group]);
         for (int v = 0; v < Count; ++v)
           for (int group = 0; group < Groups; ++group)
             sum[v][group] = sum[v][group] + splat(query[v][channel]) * (f32x16)(line[group] << 16);
@@ -242,11 +281,16 @@ class TileAttention {
   }
 
   // Scores to weights e^(score - most), 0 where the vector may not look; their sum and the largest score.
-  void soften(int64_t v, int64_t low, int64_t high, float* weights, State& state) const {
+  // The values' factors go into the weights, and not into their sum.
+  template <int64_t Size>
+  void soften(int64_t v, int64_t low, int64_t high, const float (&factors)[2][Size], float* weights,
+              State& state) const {
     const f32x16 nothing = splat(-__builtin_inff());
     f32x16 most = nothing;
     for (int64_t position = low; position < high; position += kLanes) {
-      f32x16 score = load(weights + (position - low)) * call_.scale;
+      f32x16 score = load(weights + (position - low));
+      if constexpr (kScaled<K>) score = score * load(factors[0] + (position - low));
+      score = score * call_.scale;
       if (call_.softcap > 0.0f) score = tanh(score / call_.softcap) * call_.softcap;
       // Chosen, not multiplied: a lane that is hidden may hold anything.
       const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -265,7 +309,8 @@ class TileAttention {
     f32x16 total = {};
     for (int64_t position = low; position < high; position += kLanes) {
       const f32x16 weight = exp(load(weights + (position - low)) - peak);
-      store(weights + (position - low), weight);
+      if constexpr (kScaled<K>) store(weights + (position - low), weight * load(factors[1] + (position - low)));
+      else store(weights + (position - low), weight);
       total = total + weight;
     }
     state.total[v] = sum(total);
@@ -287,10 +332,11 @@ class TileAttention {
   template <typename All, typename Some>
   OCTAVO_INLINE void by_positions(int64_t low, int64_t high, const All& all, const Some& some) const {
     int64_t position = std::max(low, low_);
+    const int64_t together = kScaled<K> ? width_ : call_.cache.block_size;  // whose values follow each other
     const auto run = [&](int64_t end, const auto& visit) {
       while (position < end) {
-        const T* at = value(position);
-        const int64_t left = call_.cache.block_size - position % call_.cache.block_size;
+        const K* at = value(position);
+        const int64_t left = together - position % together;
         for (const int64_t stop = std::min(end, position + left); position < stop; ++position, at += size_)
           visit(position, at);
       }
@@ -309,13 +355,13 @@ class TileAttention {
     f32x16 sum[Count][Vectors] = {};
     by_positions(
         low, high,
-        [&](int64_t position, const T* at) {
+        [&](int64_t position, const K* at) {
           f32x16 part[Vectors];
           for (int i = 0; i < Vectors; ++i) part[i] = load(at + channel + i * kLanes);
           for (int v = 0; v < Count; ++v)
             for (int i = 0; i < Vectors; ++i) sum[v][i] = sum[v][i] + splat(weights[v][position - low]) * part[i];
         },
-        [&](int64_t position, const T* at) {
+        [&](int64_t position, const K* at) {
           for (int v = 0; v < Count; ++v)
             if (sees(v, position))
               for (int i = 0; i < Vectors; ++i)
@@ -329,7 +375,7 @@ class TileAttention {
   void add_last(int64_t low, int64_t high, const float (*weights)[kPartition], int64_t channel, int count,
                 State& state) const {
     f32x16 sum[kTile] = {};
-    const auto add = [&](int64_t position, const T* at) {
+    const auto add = [&](int64_t position, const K* at) {
       const f32x16 part = load_part(at + channel, count);
       for (int64_t v = 0; v < tile_.count; ++v)
         if (sees(v, position)) sum[v] = sum[v] + splat(weights[v][position - low]) * part;
@@ -341,10 +387,10 @@ class TileAttention {
   const Attention& call_;
   const Tile& tile_;
   const int64_t size_, shared_;
+  const int64_t row_, half_, width_;  // what a token's key takes, and all keys of a block, of K; tokens of a tile
   int64_t low_, high_;              // positions that any vector of the tile looks at
   int64_t last_begin_, first_end_;  // positions that all of them look at
-  const T* query_[kTile];
-  T* out_[kTile];
+  int64_t query_[kTile], out_[kTile];  // where they begin
   float sink_[kTile];
   int64_t begin_[kTile], end_[kTile];
 };
@@ -365,28 +411,28 @@ void list_tiles(const Attention& call, Tile* tiles) {
 }
 
 // What a thread needs for its tiles.
-template <typename T>
+template <typename K>
 class Room {
  public:
   explicit Room(int64_t size) : sums_(2 * kTile * size), keys_(kLanes * size), part{{}, {}, sums_.data()},
                                 whole{{}, {}, sums_.data() + kTile * size} {}
-  T* keys() const { return keys_.data(); }
+  K* keys() const { return keys_.data(); }
 
  private:
   const Buffer<float> sums_;
-  const Buffer<T> keys_;
+  const Buffer<K> keys_;
 
  public:
   State part, whole;
 };
 
 // Many tiles: each goes through its partitions by itself.
-template <typename T>
+template <typename K>
 void whole_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count, int64_t pieces) {
   pool().run(pieces, [&](int64_t piece) {
-    Room<T> room(call.cache.head_size);
+    Room<K> room(call.cache.head_size);
     for (int64_t index = count * piece / pieces; index < count * (piece + 1) / pieces; ++index) {
-      const TileAttention<T> work(call, tiles[index]);
+      const TileAttention<K> work(call, tiles[index]);
       work.begin(room.whole);
       for (int64_t p = 0; p < work.partitions(); ++p) {
         work.reduce(work.first_partition() + p, room.part, room.keys());
@@ -402,37 +448,39 @@ struct Piece {
 };
 
 // Few tiles with long contexts: partitions are shared out, and merged when all are there.
-template <typename T>
+template <typename K>
 void shared_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count, int64_t num_pieces) {
   const int64_t size = kTile * call.cache.head_size;
   const Buffer<Piece> pieces(num_pieces);
   const Buffer<State> parts(num_pieces);
   const Buffer<float> sums((num_pieces + 1) * size);
   for (int64_t index = 0, next = 0; index < count; ++index) {
-    const TileAttention<T> work(call, tiles[index]);
+    const TileAttention<K> work(call, tiles[index]);
     for (int64_t p = 0; p < work.partitions(); ++p, ++next) {
       pieces[next] = {index, work.first_partition() + p};
       parts[next].sums = sums.data() + next * size;
     }
   }
   pool().run(num_pieces, [&](int64_t piece) {
-    const Buffer<T> keys(call.cache.tile() == kLanes ? 0 : kLanes * call.cache.head_size);
-    TileAttention<T>(call, tiles[pieces[piece].tile]).reduce(pieces[piece].partition, parts[piece], keys.data());
+    const Buffer<K> keys(call.cache.tile() == kLanes ? 0 : kLanes * call.cache.head_size);
+    TileAttention<K>(call, tiles[pieces[piece].tile]).reduce(pieces[piece].partition, parts[piece], keys.data());
   });
   State whole{{}, {}, sums.data() + num_pieces * size};
   for (int64_t index = 0, next = 0; index < count; ++index) {
-    const TileAttention<T> work(call, tiles[index]);
+    const TileAttention<K> work(call, tiles[index]);
     work.begin(whole);
     for (; next < num_pieces && pieces[next].tile == index; ++next) work.merge(parts[next], whole);
     work.finish(whole);
   }
 }
 
-template <typename T>
+template <typename K>
 void attend(const Attention& call) {
   const int64_t rows = call.query_start[call.requests], row_size = call.query_heads * call.cache.head_size;
   // Rows of no request.
-  std::memset(static_cast<T*>(call.out) + rows * row_size, 0, (call.rows - rows) * row_size * sizeof(T));
+  with_type(call.cache.type, [&](auto type) {
+    std::fill_n(static_cast<decltype(type)*>(call.out) + rows * row_size, (call.rows - rows) * row_size, type);
+  });
   int64_t count = 0, products = 0;  // tiles, and what their vectors look at
   for (int64_t request = 0; request < call.requests; ++request) {
     count += call.cache.heads * tiles_of_head(call, request);
@@ -444,16 +492,18 @@ void attend(const Attention& call) {
   const int64_t threads = pool().size();
   if (threads > 1 && count < 4 * threads && products > kProducts) {
     int64_t num_pieces = 0;
-    for (int64_t index = 0; index < count; ++index) num_pieces += TileAttention<T>(call, tiles[index]).partitions();
-    if (num_pieces > count) return shared_tiles<T>(call, tiles, count, num_pieces);
+    for (int64_t index = 0; index < count; ++index) num_pieces += TileAttention<K>(call, tiles[index]).partitions();
+    if (num_pieces > count) return shared_tiles<K>(call, tiles, count, num_pieces);
   }
-  whole_tiles<T>(call, tiles, count, products > kProducts ? std::min(count, 32 * threads) : std::min<int64_t>(count, 1));
+  whole_tiles<K>(call, tiles, count, products > kProducts ? std::min(count, 32 * threads) : std::min<int64_t>(count, 1));
 }
 
 }  // namespace
 
 void attention(const Attention& call) {
-  if (call.cache.type == Type::bf16) attend<bf16>(call);
+  if (call.cache.kept == Kept::int8) attend<Int8>(call);
+  else if (call.cache.kept == Kept::fp8) attend<E4M3>(call);
+  else if (call.cache.type == Type::bf16) attend<bf16>(call);
   else attend<float>(call);
 }
 

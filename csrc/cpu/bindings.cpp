@@ -7,6 +7,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "check.hpp"
@@ -45,6 +46,14 @@ using Address = uintptr_t;
 template <typename T>
 T* at(Address address) {
   return reinterpret_cast<T*>(address);
+}
+
+// Type, how numbers are kept, data, blocks, block size, heads, head size.
+using Cache = std::tuple<int, int, Address, int64_t, int64_t, int64_t, int64_t>;
+
+KVCache cache_of(const Cache& given) {
+  const auto& [type, kept, data, blocks, block_size, heads, head_size] = given;
+  return {static_cast<Type>(type), static_cast<Kept>(kept), at<void>(data), blocks, block_size, heads, head_size};
 }
 
 void choose(const std::string& level, int threads) {
@@ -159,29 +168,24 @@ NB_MODULE(_native, m) {
     run(Activation{static_cast<Type>(type), static_cast<Function>(function), at<void>(x),
                                            x_stride, at<void>(out), rows, size});
   });
-  m.def("rotary_kv", [](int type, Address cache, int64_t blocks, int64_t block_size, int64_t heads, int64_t head_size,
-                        Address positions, Address query, int64_t query_stride, Address key, int64_t key_stride,
-                        Address value, int64_t value_stride, Address cos_sin, Address slots, Address out, int64_t rows,
-                        int64_t query_heads, int64_t rotary_dim, int64_t max_position) {
-    run(RotaryKV{{static_cast<Type>(type), at<void>(cache), blocks, block_size, heads, head_size},
-                   at<int64_t>(positions), at<void>(query), at<void>(key), at<void>(value), query_stride, key_stride,
-                   value_stride, at<float>(cos_sin), at<int64_t>(slots), at<void>(out), rows, query_heads, rotary_dim,
-                   max_position});
+  m.def("rotary_kv", [](const Cache& cache, Address positions, Address query, int64_t query_stride, Address key,
+                        int64_t key_stride, Address value, int64_t value_stride, Address cos_sin, Address slots,
+                        Address out, int64_t rows, int64_t query_heads, int64_t rotary_dim, int64_t max_position) {
+    run(RotaryKV{cache_of(cache), at<int64_t>(positions), at<void>(query), at<void>(key), at<void>(value),
+                 query_stride, key_stride, value_stride, at<float>(cos_sin), at<int64_t>(slots), at<void>(out), rows,
+                 query_heads, rotary_dim, max_position});
   });
-  m.def("store_kv", [](int type, Address cache, int64_t blocks, int64_t block_size, int64_t heads, int64_t head_size,
-                       Address key, int64_t key_stride, Address value, int64_t value_stride, Address slots,
-                       int64_t rows) {
-    run(StoreKV{{static_cast<Type>(type), at<void>(cache), blocks, block_size, heads, head_size}, at<void>(key),
-                  at<void>(value), key_stride, value_stride, at<int64_t>(slots), rows});
+  m.def("store_kv", [](const Cache& cache, Address key, int64_t key_stride, Address value, int64_t value_stride,
+                       Address slots, int64_t rows) {
+    run(StoreKV{cache_of(cache), at<void>(key), at<void>(value), key_stride, value_stride, at<int64_t>(slots), rows});
   });
-  m.def("attention", [](int type, Address cache, int64_t blocks, int64_t block_size, int64_t heads, int64_t head_size,
-                        Address query, int64_t query_stride, Address out, Address query_start, Address seq_lens,
-                        Address block_table, int64_t table_stride, int64_t table_width, int64_t requests, int64_t rows,
-                        int64_t query_heads, float scale, int64_t window, float softcap, Address sinks) {
-    run(Attention{{static_cast<Type>(type), at<void>(cache), blocks, block_size, heads, head_size}, at<void>(query),
-                    query_stride, at<void>(out), at<int32_t>(query_start), at<int32_t>(seq_lens),
-                    at<int32_t>(block_table), table_stride, table_width, requests, rows, query_heads, scale, window,
-                    softcap, at<float>(sinks)});
+  m.def("attention", [](const Cache& cache, Address query, int64_t query_stride, Address out, Address query_start,
+                        Address seq_lens, Address block_table, int64_t table_stride, int64_t table_width,
+                        int64_t requests, int64_t rows, int64_t query_heads, float scale, int64_t window, float softcap,
+                        Address sinks) {
+    run(Attention{cache_of(cache), at<void>(query), query_stride, at<void>(out), at<int32_t>(query_start),
+                  at<int32_t>(seq_lens), at<int32_t>(block_table), table_stride, table_width, requests, rows,
+                  query_heads, scale, window, softcap, at<float>(sinks)});
   });
   bind_step_inputs(m);
   bind_sample(m, [](const Sample& call) {

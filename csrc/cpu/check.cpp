@@ -16,7 +16,7 @@ void check_indices(const Index* indices, int64_t count, int64_t limit, const cha
 
 void check_cache(const KVCache& cache) {
   // Keys of bf16 are kept in pairs of channels.
-  if (cache.type == Type::bf16 && cache.head_size % 2 != 0)
+  if (cache.type == Type::bf16 && cache.kept == Kept::wide && cache.head_size % 2 != 0)
     throw std::invalid_argument("heads of " + std::to_string(cache.head_size) +
                                 " channels: in bfloat16 the native kernels need an even number");
 }

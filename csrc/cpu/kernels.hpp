@@ -88,17 +88,23 @@ struct Activation {
   int64_t rows, size;
 };
 
+// How a KV cache keeps numbers: in the type that they come in, or in 8 bits, as whole numbers or as e4m3fn (a float of 4
+// bits of exponent and 3 of mantissa), with a factor for each token's key and for its value in each head.
+enum class Kept : int { wide = 0, int8 = 1, fp8 = 2 };
+
 // One layer's KV cache. A block holds, for each KV head, its tokens' keys in tiles of 16 tokens, and then the values:
 //
 //   keys of a tile, bf16: pairs of channels; in a pair 16 tokens x 2 channels (64 bytes), as weights are packed
-//                    f32: channels; 16 tokens each
-//   values: [token][channel]
+//         f32 and 8 bits: channels; 16 tokens each
+//   values of a tile: [token][channel]
+//   8 bits: after a tile's keys, and after its values, the factors of its tokens: 16 float32
 //
-//   block │ head 0: K tile 0 │ K tile 1 │ … │ head 1: … │ head 0: V token 0 │ V token 1 │ … │ head 1: …
+//   block │ head 0: K tile 0 │ K tile 1 │ … │ head 1: … │ head 0: V tile 0 │ V tile 1 │ … │ head 1: …
 //
 // Where 16 does not divide the block size, tiles are narrower: the largest power of two that does.
 struct KVCache {
-  Type type;
+  Type type;  // of queries, and of keys and values as they come
+  Kept kept;
   void* data;
   int64_t blocks, block_size, heads, head_size;
 
@@ -115,7 +121,7 @@ struct StoreKV {
 };
 
 // Rotates channel i with channel i + rotary_dim / 2: queries into `out`, keys on their way into the cache, where the
-// values go too. All are of the cache's type.
+// values go too.
 struct RotaryKV {
   KVCache cache;
   const int64_t* positions;  // [rows]

@@ -10,8 +10,8 @@ namespace {
 
 // All that a call is. A field that is missing here does not compile.
 auto fields(const KVCache& cache) {
-  const auto& [type, data, blocks, block_size, heads, head_size] = cache;
-  return std::tie(type, data, blocks, block_size, heads, head_size);
+  const auto& [type, kept, data, blocks, block_size, heads, head_size] = cache;
+  return std::tie(type, kept, data, blocks, block_size, heads, head_size);
 }
 auto fields(const Linear& call) {
   const auto& [type, x, x_stride, format, span, weight, bias, out, out_stride, out_type, rows, in_size, out_size,

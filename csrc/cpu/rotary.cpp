@@ -1,16 +1,17 @@
-// Rotary embedding, and the write into the KV cache (its layout is drawn at KVCache): in float32, rounded once.
+// Rotary embedding, and the write into the KV cache (its layout is drawn at KVCache): in float32, rounded once, and then
+// to 8 bits where that is how the cache keeps it.
 
 #include <algorithm>
 
+#include "eight_bits.hpp"
 #include "kernels.hpp"
 #include "levels.hpp"
 #include "rows.hpp"
+#include "scratch.hpp"
 #include "simd.hpp"
 
 namespace octavo::OCTAVO_LEVEL {
 namespace {
-
-constexpr int64_t kTogether = 128;  // channels of a key that are rotated before they are put into its tile
 
 // Never inlined: products and sums may be fused in one copy of this and not in another, and queries and keys are to be
 // rotated alike.
@@ -25,35 +26,49 @@ __attribute__((noinline)) void rotate(const T* first, const T* second, const flo
   });
 }
 
-// Where one token's key and value of a head lie: the key in its lane of a tile, the value in a row of its own.
-template <typename T, int Together>
-struct Place {
-  Place(const KVCache& cache, int64_t slot, int64_t head) : width(cache.tile()) {
-    const int64_t half = cache.heads * cache.block_size * cache.head_size;
-    const int64_t offset = slot % cache.block_size, lane = offset % width;
-    T* keys = static_cast<T*>(cache.data) + slot / cache.block_size * 2 * half;
-    key = keys + (head * cache.block_size + offset - lane) * cache.head_size + lane * Together;
-    value = keys + half + (head * cache.block_size + offset) * cache.head_size;
-  }
-  void put_key(int64_t channel, T element) const {
-    key[channel / Together * Together * width + channel % Together] = element;
-  }
+// What a thread needs for one key of `size` channels: rotated, and as it is kept.
+template <typename T, typename K>
+struct Room {
+  explicit Room(int64_t size)
+      : key(static_cast<T*>(scratch(size * static_cast<int64_t>(sizeof(T) + sizeof(K))))),
+        codes(reinterpret_cast<K*>(key + size)) {}
 
   T* key;
-  T* value;
-  int64_t width;
+  K* codes;
 };
 
-template <typename T, int Together>
-void store_row(const StoreKV& call, int64_t row) {
-  const KVCache& cache = call.cache;
-  for (int64_t head = 0; head < cache.heads; ++head) {
-    const Place<T, Together> place(cache, call.slots[row], head);
-    const T* key = static_cast<const T*>(call.key) + row * call.key_stride + head * cache.head_size;
-    for (int64_t i = 0; i < cache.head_size; ++i) place.put_key(i, key[i]);
-    const T* value = static_cast<const T*>(call.value) + row * call.value_stride + head * cache.head_size;
-    std::copy_n(value, cache.head_size, place.value);
+// Writes one token's key and value of a head, of T, into a cache of K: the key to its lane of a tile, the value to a row
+// of its own, and the factors, where there are some, behind their tiles.
+template <typename T, typename K>
+void put(const KVCache& cache, int64_t slot, int64_t head, const T* key, const T* value, K* codes) {
+  constexpr int64_t Together = sizeof(K) == 2 ? 2 : 1;
+  const int64_t size = cache.head_size, row = size + (kScaled<K> ? kFactor : 0);
+  const int64_t width = cache.tile(), half = cache.heads * cache.block_size * row;
+  const int64_t offset = slot % cache.block_size, lane = offset % width;
+  K* keys = static_cast<K*>(cache.data) + slot / cache.block_size * 2 * half +
+            (head * cache.block_size + offset - lane) * row;
+  K* values = keys + half;
+  const K* from;
+  if constexpr (kScaled<K>) {
+    const float factors[2] = {keep(key, size, codes), keep(value, size, values + lane * size)};
+    std::memcpy(keys + width * size + lane * kFactor, &factors[0], sizeof factors[0]);
+    std::memcpy(values + width * size + lane * kFactor, &factors[1], sizeof factors[1]);
+    from = codes;
+  } else {
+    std::copy_n(value, size, values + lane * size);
+    from = key;
   }
+  for (int64_t i = 0; i < size; ++i) keys[i / Together * Together * width + lane * Together + i % Together] = from[i];
+}
+
+template <typename T, typename K>
+void store_row(const StoreKV& call, int64_t row) {
+  const int64_t size = call.cache.head_size;
+  const T* key = static_cast<const T*>(call.key) + row * call.key_stride;
+  const T* value = static_cast<const T*>(call.value) + row * call.value_stride;
+  const Room<T, K> room(size);
+  for (int64_t head = 0; head < call.cache.heads; ++head)
+    put(call.cache, call.slots[row], head, key + head * size, value + head * size, room.codes);
 }
 
 template <typename T>
@@ -67,45 +82,47 @@ void rotate_queries(const RotaryKV& call, const float* cosines, int64_t row) {
   }
 }
 
-template <typename T, int Together>
-void rotate_key(const T* key, const float* cosines, int64_t half, const Place<T, Together>& place) {
-  T turned[2][kTogether];
-  for (int64_t begin = 0; begin < half; begin += kTogether) {
-    const int64_t count = std::min(kTogether, half - begin);
-    rotate(key + begin, key + half + begin, cosines + begin, cosines + half + begin, count, turned[0], turned[1]);
-    for (int64_t i = 0; i < count; ++i) place.put_key(begin + i, turned[0][i]);
-    for (int64_t i = 0; i < count; ++i) place.put_key(half + begin + i, turned[1][i]);
+template <typename T, typename K>
+void rotary_row(const RotaryKV& call, int64_t row) {
+  const int64_t size = call.cache.head_size, half = call.rotary_dim / 2;
+  const float* cosines = call.cos_sin + call.positions[row] * call.rotary_dim;
+  rotate_queries<T>(call, cosines, row);
+  const Room<T, K> room(size);
+  for (int64_t head = 0; head < call.cache.heads; ++head) {
+    const T* key = static_cast<const T*>(call.key) + row * call.key_stride + head * size;
+    const T* value = static_cast<const T*>(call.value) + row * call.value_stride + head * size;
+    rotate(key, key + half, cosines, cosines + half, half, room.key, room.key + half);
+    std::copy(key + call.rotary_dim, key + size, room.key + call.rotary_dim);
+    put(call.cache, call.slots[row], head, room.key, value, room.codes);
   }
 }
 
-template <typename T, int Together>
-void rotary_row(const RotaryKV& call, int64_t row) {
-  const float* cosines = call.cos_sin + call.positions[row] * call.rotary_dim;
-  rotate_queries<T>(call, cosines, row);
-  const int64_t size = call.cache.head_size;
-  for (int64_t head = 0; head < call.cache.heads; ++head) {
-    const Place<T, Together> place(call.cache, call.slots[row], head);
-    const T* key = static_cast<const T*>(call.key) + row * call.key_stride + head * size;
-    rotate_key(key, cosines, call.rotary_dim / 2, place);
-    for (int64_t i = call.rotary_dim; i < size; ++i) place.put_key(i, key[i]);
-    std::copy_n(static_cast<const T*>(call.value) + row * call.value_stride + head * size, size, place.value);
-  }
+// Calls visit with a T and a K: the type of what comes, and what it is kept as.
+template <typename Visit>
+OCTAVO_INLINE void with_types(const KVCache& cache, const Visit& visit) {
+  const auto of = [&](auto type) {
+    if (cache.kept == Kept::int8) return visit(type, Int8());
+    if (cache.kept == Kept::fp8) return visit(type, E4M3());
+    visit(type, type);
+  };
+  if (cache.type == Type::bf16) of(bf16());
+  else of(float());
 }
 
 }  // namespace
 
 void rotary_kv(const RotaryKV& call) {
   const KVCache& cache = call.cache;
-  by_rows(call.rows, (call.query_heads + 2 * cache.heads) * cache.head_size, [&](int64_t row) {
-    if (cache.type == Type::bf16) rotary_row<bf16, 2>(call, row);
-    else rotary_row<float, 1>(call, row);
+  with_types(cache, [&](auto type, auto kept) {
+    by_rows(call.rows, (call.query_heads + 2 * cache.heads) * cache.head_size,
+            [&](int64_t row) { rotary_row<decltype(type), decltype(kept)>(call, row); });
   });
 }
 
 void store_kv(const StoreKV& call) {
-  by_rows(call.rows, 2 * call.cache.heads * call.cache.head_size, [&](int64_t row) {
-    if (call.cache.type == Type::bf16) store_row<bf16, 2>(call, row);
-    else store_row<float, 1>(call, row);
+  with_types(call.cache, [&](auto type, auto kept) {
+    by_rows(call.rows, 2 * call.cache.heads * call.cache.head_size,
+            [&](int64_t row) { store_row<decltype(type), decltype(kept)>(call, row); });
   });
 }
 

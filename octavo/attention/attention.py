@@ -45,7 +45,8 @@ class Attention(nn.Module):
         self._kv_cache: Tensor | None = None
 
     def kv_cache_spec(self, block_size: int, dtype: str) -> KVCacheSpec:
-        """What the layer keeps for a token. The cache that is bound later must have been made for the last answer."""
+        """What the layer keeps for a token, in the data type that a resolved ``--kv-cache-dtype`` names. The cache that
+        is bound later must have been made for the last answer."""
         if self.sliding_window is None:
             self._spec = FullAttentionSpec(
                 block_size=block_size, num_kv_heads=self.num_kv_heads, head_size=self.head_size, dtype=dtype

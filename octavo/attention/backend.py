@@ -57,13 +57,14 @@ class AttentionBackend(Protocol):
 
 
 class TorchAttentionBackend:
-    """The layout of the ops' definitions."""
+    """The layout of the ops' definitions. A row is all that is kept of a token's key or value in one head."""
 
     layout = "kv,token,head,channel"
 
     def view(self, raw: Tensor, spec: KVCacheSpec) -> Tensor:
-        typed = raw.view(getattr(torch, spec.dtype))
-        return typed.view(-1, 2, spec.block_size, spec.num_kv_heads, spec.head_size)
+        typed = raw.view(torch.float8_e4m3fn if spec.dtype == "fp8" else getattr(torch, spec.dtype))
+        row_size = spec.row_bytes // typed.element_size()
+        return typed.view(-1, 2, spec.block_size, spec.num_kv_heads, row_size)
 
     def forward(
         self,

@@ -84,21 +84,9 @@ def resolve_config(
     load = LoadConfig(**choices.group("load", LoadConfig, {}))
     _check_format(model_config.quantization, load.load_format, model)
     scheduler = _scheduler(choices, model_config, platform)
-    cache = CacheConfig(
-        **choices.group(
-            "cache",
-            CacheConfig,
-            {
-                "block_size": (platform.default_block_size, f"default of the {platform.name} platform"),
-                "memory_share": (platform.default_memory_share, f"default of the {platform.name} platform"),
-            },
-        )
-    )
-    if not 0.0 < cache.memory_share <= 1.0:
-        raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, got {cache.memory_share}")
     return OctavoConfig(
         model=model_config,
-        cache=cache,
+        cache=_cache(choices, model_config.dtype, platform),
         scheduler=scheduler,
         parallel=ParallelConfig(**choices.group("parallel", ParallelConfig, {})),
         observability=ObservabilityConfig(**choices.group("observability", ObservabilityConfig, {})),
@@ -106,6 +94,25 @@ def resolve_config(
         compilation=CompilationConfig(**choices.group("compilation", CompilationConfig, {})),
         reasons=choices.reasons,
     )
+
+
+def _cache(choices: _Choices, dtype: str, platform: PlatformFacts) -> CacheConfig:
+    default = f"default of the {platform.name} platform"
+    values = choices.group(
+        "cache",
+        CacheConfig,
+        {
+            "block_size": (platform.default_block_size, default),
+            "memory_share": (platform.default_memory_share, default),
+        },
+    )
+    if not 0.0 < values["memory_share"] <= 1.0:
+        raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, got {values['memory_share']}")
+    if values["kv_cache_dtype"] == "auto":
+        values["kv_cache_dtype"], choices.reasons["kv_cache_dtype"] = dtype, "that of --dtype"
+    elif values["kv_cache_dtype"] == "fp8_e4m3":
+        values["kv_cache_dtype"] = "fp8"
+    return CacheConfig(**values)
 
 
 def _model(choices: _Choices, facts: ModelFacts, platform: PlatformFacts, tokenizer_path: str | None) -> ModelConfig:

@@ -94,8 +94,12 @@ _TABLE: list[tuple[str, str]] = [
         "io-processor-plugin enable-flash-late-interaction?",
     ),
     (
-        "the KV cache stays in this process's memory, in the data type of --dtype",
-        "kv-cache-dtype=auto kv-cache-dtype-skip-layers calculate-kv-scales? kv-transfer-config kv-events-config "
+        "--kv-cache-dtype holds for all layers, and its scales are of each token and head",
+        "kv-cache-dtype-skip-layers calculate-kv-scales?",
+    ),
+    (
+        "the KV cache stays in this process's memory",
+        "kv-transfer-config kv-events-config "
         "kv-offloading-size kv-offloading-backend kv-sharing-fast-prefill? swap-space=0 kv-cache-metrics? "
         "kv-cache-metrics-sample preemption-mode=recompute",
     ),

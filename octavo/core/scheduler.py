@@ -52,7 +52,7 @@ class Scheduler:
         self._max_num_batched_tokens = config.scheduler.max_num_batched_tokens
         self._most_per_request = config.scheduler.long_prefill_token_threshold or self._max_num_batched_tokens
         self._by_priority = config.scheduler.policy == "priority"
-        self._hash_key = hash_root_key(config.model.fingerprint, kernel_set)
+        self._hash_key = hash_root_key(config.model.fingerprint, kernel_set, config.cache.kv_cache_dtype)
         self.kv_cache_manager = KVCacheManager(
             kv_cache_config, self._max_num_batched_tokens, config.cache.enable_prefix_caching
         )

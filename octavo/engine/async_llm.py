@@ -459,7 +459,7 @@ def _cache_facts(cache: CacheConfig, ready: EngineReady) -> dict[str, object]:
     """The KV cache in the words of vLLM's options."""
     return {
         "block_size": ready.block_size,
-        "cache_dtype": "auto",
+        "cache_dtype": cache.kv_cache_dtype,
         "enable_prefix_caching": cache.enable_prefix_caching,
         "gpu_memory_utilization": cache.memory_share,
         "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,

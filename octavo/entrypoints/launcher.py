@@ -190,9 +190,9 @@ class _ServerProcess:
     def _facts(self, engine: AsyncLLM) -> str:
         model, ready = engine.config.model, engine.engine_ready
         assert ready is not None
-        num_tokens = ready.num_kv_blocks * ready.block_size
+        kv_cache = f"{ready.num_kv_blocks * ready.block_size} tokens in {engine.config.cache.kv_cache_dtype}"
         return (
-            f"model {model.served_model_name[0]}, max_model_len {model.max_model_len}, KV cache {num_tokens} tokens, "
+            f"model {model.served_model_name[0]}, max_model_len {model.max_model_len}, KV cache {kv_cache}, "
             f"loaded in {ready.load_seconds:.1f} s"
         )
 

@@ -1,13 +1,16 @@
 """Attention over a paged KV cache, and the write into it.
 
-KV cache: [num_blocks, 2, block_size, num_kv_heads, head_size], a block's keys and then its values. These definitions
-are what native kernels are tested against: scores, softmax and sums are float32, rounded once at the end.
+KV cache: [num_blocks, 2, block_size, num_kv_heads, row], a block's keys and then its values. A row is a token's key or
+value in a head: ``head_size`` channels in the type of the queries, or codes of 8 bits and their factor (``kv_rows``).
+These definitions are what native kernels are tested against: scores, softmax and sums are float32, rounded once at the
+end.
 """
 
 import torch
 from torch import Tensor
 
 from octavo.kernels.attention_metadata import AttentionMetadata, RowGroup
+from octavo.kernels.kv_rows import head_size_of, keep_rows, widen_rows
 from octavo.kernels.op import op
 from octavo.kernels.rotary import rotary_embedding
 
@@ -18,10 +21,10 @@ __all__ = ["paged_attention", "reshape_and_cache", "rotary_and_cache"]
 def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     """Writes the step's keys and values ([num_tokens, num_kv_heads, head_size]) to their slots."""
     block_size = kv_cache.shape[2]
-    rows = kv_cache.view(-1, *kv_cache.shape[3:])
+    rows = kv_cache.view(-1, *kv_cache.shape[3:]).view(torch.uint8)
     key_rows = _key_rows(slot_mapping, block_size)
-    rows.index_copy_(0, key_rows, key)
-    rows.index_copy_(0, key_rows + block_size, value)
+    rows.index_copy_(0, key_rows, keep_rows(key, kv_cache.dtype).view(torch.uint8))
+    rows.index_copy_(0, key_rows + block_size, keep_rows(value, kv_cache.dtype).view(torch.uint8))
 
 
 @op
@@ -74,7 +77,7 @@ def _attend(
     query: Tensor, kv_cache: Tensor, group: RowGroup, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
     """query: [R, Q, num_heads, head_size] → the same shape."""
-    _, _, block_size, num_kv_heads, head_size = kv_cache.shape
+    block_size, num_kv_heads, head_size = kv_cache.shape[2], kv_cache.shape[3], head_size_of(kv_cache)
     num_requests, num_rows, num_heads, _ = query.shape
     shared = num_heads // num_kv_heads  # query heads of one KV head
     key_rows = _key_rows(group.slots, block_size)
@@ -105,8 +108,8 @@ def _key_rows(slots: Tensor, block_size: int) -> Tensor:
 
 def _gather(kv_cache: Tensor, rows: Tensor) -> Tensor:
     """[R, S] row numbers → [R, num_kv_heads, S, head_size] float32."""
-    num_kv_heads, head_size = kv_cache.shape[3:]
+    num_kv_heads, row_size = kv_cache.shape[3:]
     # index_select over flat rows copies whole rows at a time; plain indexing is several times slower here.
-    found = kv_cache.view(-1, num_kv_heads * head_size).index_select(0, rows.flatten())
-    per_head = found.view(*rows.shape, num_kv_heads, head_size).transpose(1, 2)
-    return per_head.to(torch.float32, memory_format=torch.contiguous_format)
+    flat = kv_cache.view(-1, num_kv_heads * row_size).view(torch.uint8)
+    found = flat.index_select(0, rows.flatten()).view(kv_cache.dtype)
+    return widen_rows(found.view(*rows.shape, num_kv_heads, row_size).transpose(1, 2)).contiguous()

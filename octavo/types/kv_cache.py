@@ -4,7 +4,9 @@ import msgspec
 
 __all__ = ["FullAttentionSpec", "KVCacheConfig", "KVCacheGroup", "KVCacheSpec", "KVCacheTensor", "SlidingWindowSpec"]
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
+# A float32 beside the 8 bits of each channel.
+FACTOR_BYTES = {"int8": 4, "fp8": 4}
 
 
 class _AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,7 +15,7 @@ class _AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         block_size: tokens in a block.
         num_kv_heads, head_size: shape of K and of V for one token.
-        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"int8"`` or ``"fp8"`` (e4m3fn).
     """
 
     block_size: int
@@ -22,9 +24,14 @@ class _AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's K, or of its V, in one head."""
+        return self.head_size * DTYPE_BYTES[self.dtype] + FACTOR_BYTES.get(self.dtype, 0)
+
+    @property
     def page_size_bytes(self) -> int:
         """Bytes of one block of one layer: K and V."""
-        return 2 * self.block_size * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+        return 2 * self.block_size * self.num_kv_heads * self.row_bytes
 
 
 class FullAttentionSpec(_AttentionSpec, frozen=True, kw_only=True, tag="full"):

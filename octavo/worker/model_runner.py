@@ -146,7 +146,7 @@ class ModelRunner:
         for name, raw in self._kv_tensors.items():
             size = (
                 self._layers[name]
-                .kv_cache_spec(self._config.cache.block_size, self._config.model.dtype)
+                .kv_cache_spec(self._config.cache.block_size, self._config.cache.kv_cache_dtype)
                 .page_size_bytes
             )
             raw[size : 2 * size].zero_()
@@ -216,7 +216,7 @@ class ModelRunner:
         """Peak bytes of the activations in a forward over one request of ``num_tokens``, which has a KV cache of its
         own."""
         specs = {
-            name: layer.kv_cache_spec(self._config.cache.block_size, self._config.model.dtype)
+            name: layer.kv_cache_spec(self._config.cache.block_size, self._config.cache.kv_cache_dtype)
             for name, layer in self._layers.items()
         }
         block_sizes = sorted({spec.block_size for spec in specs.values()})

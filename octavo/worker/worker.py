@@ -56,8 +56,10 @@ class Worker:
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """What each attention layer keeps for a token, by layer name."""
-        block_size, dtype = self._config.cache.block_size, self._config.model.dtype
-        return {name: layer.kv_cache_spec(block_size, dtype) for name, layer in self._layers.items()}
+        cache = self._config.cache
+        return {
+            name: layer.kv_cache_spec(cache.block_size, cache.kv_cache_dtype) for name, layer in self._layers.items()
+        }
 
     def determine_available_memory(self) -> int:
         """Bytes that the KV cache may take: as stated, or the configured share of what is free after loading and

@@ -87,10 +87,22 @@ def test_the_context_ends_with_its_block_and_belongs_to_its_thread() -> None:
         get_forward_context()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_block_is_bytes_that_can_be_moved(dtype: str) -> None:
+@pytest.mark.parametrize("provider", ["torch", "native"])
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"), ("float32", "fp8"), ("bfloat16", "fp8")],
+)
+def test_a_block_is_bytes_that_can_be_moved(dtype: str, kept: str, provider: str) -> None:
+    kernels.select(provider)
+    try:
+        block_is_bytes(dtype, kept)
+    finally:
+        kernels.select("torch")
+
+
+def block_is_bytes(dtype: str, kept: str) -> None:
     layer = make_layer()
-    page = layer.kv_cache_spec(16, dtype).page_size_bytes
+    page = layer.kv_cache_spec(16, kept).page_size_bytes
     raw = torch.full((4 * page,), 0xFF, dtype=torch.uint8)
     layer.bind_kv_cache(raw)
     for length in range(1, 6):

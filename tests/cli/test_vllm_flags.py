@@ -63,7 +63,8 @@ def test_what_asks_for_nothing_is_taken_on_the_command_line_and_as_a_keyword(
             "--speculative-config: octavo has no speculative decoding yet",
         ),
         (["--lora-modules"], "--lora-modules: octavo has no LoRA adapters yet"),  # without its value
-        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype: .* (auto is taken)"),
+        (["--calculate-kv-scales"], "--calculate-kv-scales: --kv-cache-dtype holds for all layers"),
+        (["--kv-cache-dtype", "fp8_e5m2"], "--kv-cache-dtype: fp8_e5m2: say fp8"),
         (["--no-enable-chunked-prefill"], "--enable-chunked-prefill: prefill is always chunked"),
         (["--device", "cuda"], "--device: octavo runs on CPUs so far (cpu or auto is taken)"),
     ],

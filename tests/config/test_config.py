@@ -112,6 +112,18 @@ def test_a_small_stated_token_budget_lowers_the_unstated_number_of_requests() ->
     assert resolve(max_num_batched_tokens=16).scheduler.max_num_seqs == 16
 
 
+@pytest.mark.parametrize(
+    ("stated", "resolved"),
+    [({}, "bfloat16"), ({"dtype": "float32", "kv_cache_dtype": "auto"}, "float32")]
+    + [({"kv_cache_dtype": stated}, kept) for stated, kept in (("int8", "int8"), ("fp8", "fp8"), ("fp8_e4m3", "fp8"))],
+)
+def test_the_kv_cache_keeps_what_was_stated_or_the_models_type(stated: dict[str, Any], resolved: str) -> None:
+    config = resolve(**stated)
+    assert config.cache.kv_cache_dtype == resolved
+    expected = "that of --dtype" if stated.get("kv_cache_dtype", "auto") == "auto" else "stated"
+    assert config.reasons["kv_cache_dtype"] == expected
+
+
 def test_the_command_line_has_a_flag_for_every_option_and_states_only_what_was_given() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
@@ -197,6 +209,9 @@ def test_what_is_said_of_the_weights_must_be_so(fmt: str, stated: dict[str, Any]
         ({"hf_overrides": "rope"}, "--hf-overrides must be a JSON object, got 'rope'"),
         ({"revision": ""}, "--revision must be text, got ''"),
         ({"max_logprobs": -2}, "--max-logprobs must be between -1"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8_e5m2: say fp8: .* e4m3"),
+        ({"kv_cache_dtype": "bfloat16"}, "--kv-cache-dtype bfloat16: say auto"),
+        ({"kv_cache_dtype": "int4"}, "--kv-cache-dtype must be one of auto, int8, fp8, fp8_e4m3; got 'int4'"),
     ],
 )
 def test_values_known_from_elsewhere_are_refused_by_name(stated: dict[str, Any], says: str) -> None:

@@ -44,7 +44,8 @@ def make_config(
     fingerprint: str = "weights",
     **more: Any,
 ) -> OctavoConfig:
-    cache = {name: more.pop(name) for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override") if name in more}
+    of_cache = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "kv_cache_dtype")
+    cache = {name: more.pop(name) for name in of_cache if name in more}
     return OctavoConfig(
         model=ModelConfig(
             model="m", max_model_len=max_model_len, seed=0, served_model_name=["m"], fingerprint=fingerprint, **more

@@ -8,8 +8,8 @@ from octavo.core.kv_cache import hash_block, hash_extra_keys, hash_root_key
 from octavo.types import EngineCoreRequest
 from tests.core.harness import make_request
 
-KEY = hash_root_key("weights", "torch")
-PINNED = "3921822a0790912dc1ebc3093459ddde5392c9f2f6498d40963d04ab78ee6099"
+KEY = hash_root_key("weights", "torch", "float32")
+PINNED = "36b4bbae8b8d8921d82b4cf188c591e547d820422fdb1edf42f4a3a21407ad1e"
 NO_SALT = hash_extra_keys(None)
 tokens = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6)
 salts = st.none() | st.text("ab.:", min_size=1, max_size=4)
@@ -48,15 +48,16 @@ def test_what_is_a_token_and_what_is_a_salt_cannot_be_confused() -> None:
     assert hash_block(parent, [1], NO_SALT, KEY) != hash_block(parent[4:], [1, *moved], NO_SALT, KEY)
 
 
-def test_weights_and_kernel_set_are_the_root_of_every_chain() -> None:
-    keys = {hash_root_key(*pair) for pair in (("weights", "torch"), ("weightst", "orch"), ("weights", "native"))}
-    assert len(keys) == 3
-    assert len({hash_block(b"", [1, 2], NO_SALT, key) for key in keys}) == 3
+def test_weights_kernel_set_and_data_type_are_the_root_of_every_chain() -> None:
+    roots = [("weights", "torch", "int8"), ("weightst", "orch", "int8"), ("weights", "native", "int8")]
+    keys = {hash_root_key(*root) for root in [*roots, ("weights", "torch", "fp8")]}
+    assert len(keys) == 4
+    assert len({hash_block(b"", [1, 2], NO_SALT, key) for key in keys}) == 4
 
 
 def test_the_hash_does_not_depend_on_the_process() -> None:
     """A value that was computed once and must never change: caches may outlive processes."""
-    key = hash_root_key("weights", "torch")
+    key = hash_root_key("weights", "torch", "bfloat16")
     assert hash_block(b"", [1, 2, 3, 4], hash_extra_keys("salt"), key).hex() == PINNED
 
 

@@ -12,7 +12,7 @@ from octavo.types import KVCacheSpec, SlidingWindowSpec
 from tests.core.harness import cache_state, full, make_kv_config, make_request, sliding
 
 BLOCK = 4
-KEY = hash_root_key("weights", "torch")
+KEY = hash_root_key("weights", "torch", "float32")
 
 
 def make_manager(usable_blocks: int, *specs: KVCacheSpec, caching: bool = True, budget: int = 64) -> KVCacheManager:

@@ -158,14 +158,14 @@ def test_without_prefix_caching_nothing_is_looked_up() -> None:
     assert (stats.prefix_cache_queries_total, stats.prefix_cache_hits_total) == (0, 0)
 
 
-def test_other_weights_have_other_hashes() -> None:
+def test_other_weights_and_other_kv_have_other_hashes() -> None:
     hashes = []
-    for fingerprint in ("x", "y"):
-        scheduler = make_scheduler(fingerprint=fingerprint)
+    for changes in ({}, {"fingerprint": "y"}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}):
+        scheduler = make_scheduler(**changes)
         scheduler.add_request(make_request("a", range(5)))
         step(scheduler)
         hashes.append(scheduler.requests["a"].block_hashes)
-    assert hashes[0] != hashes[1]
+    assert all(hashes.count(found) == 1 for found in hashes)
 
 
 def test_a_failed_request_leaves_nothing_in_the_cache() -> None:

@@ -19,7 +19,8 @@ def layers(**counts: tuple[int, KVCacheSpec]) -> dict[str, KVCacheSpec]:
 def sized(specs: dict[str, KVCacheSpec], available: int, **settings: Any) -> tuple[int, int]:
     """(usable blocks, max_model_len)."""
     config, max_model_len = make_kv_cache_config(specs, available, make_config(**settings))
-    assert sum(tensor.size for tensor in config.tensors) == config.num_blocks * PAGE * len(config.tensors)
+    page = next(iter(specs.values())).page_size_bytes
+    assert sum(tensor.size for tensor in config.tensors) == config.num_blocks * page * len(config.tensors)
     return config.num_blocks - 1, max_model_len
 
 
@@ -142,6 +143,16 @@ def test_the_longest_sequence_takes_least_memory(
 def test_groups_that_do_not_go_together_are_refused(other: KVCacheSpec, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_kv_cache_config({"a": full(), "b": other}, 10**6, make_config())
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_a_token_of_8_bits_takes_a_byte_a_channel_and_a_factor_for_key_and_value_of_each_head(dtype: str) -> None:
+    shape = {"block_size": 16, "num_kv_heads": 3, "head_size": 64}
+    wide, kept = FullAttentionSpec(**shape, dtype="bfloat16"), FullAttentionSpec(**shape, dtype=dtype)
+    assert kept.page_size_bytes == 16 * 3 * 2 * (64 + 4)
+    memory = 68 * wide.page_size_bytes
+    assert sized({"layer": wide}, memory, max_model_len=10_000)[0] == 67
+    assert sized({"layer": kept}, memory, max_model_len=10_000)[0] == 127
 
 
 def test_a_model_without_kv_is_refused() -> None:

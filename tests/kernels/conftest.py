@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo import kernels
 from octavo.kernels import AttentionMetadata, reshape_and_cache
+from octavo.kernels.kv_rows import FACTOR_BYTES, keep_rows, widen_rows
 from tests.kernels import amx
 
 # The level's other kernels are compiled for AVX-512, and so is the emulator.
@@ -49,7 +50,8 @@ def _chosen(level: str) -> Iterator[None]:
 class Batch:
     """Attributes:
 
-    query: the step's queries; keys, values: for each request [seq_len, num_kv_heads, head_size].
+    query: the step's queries.
+    keys, values: for each request [seq_len, num_kv_heads, head_size], as the cache keeps them.
     """
 
     query: Tensor
@@ -65,7 +67,7 @@ MakeBatch = Callable[..., Batch]
 @pytest.fixture(scope="session")
 def make_batch() -> MakeBatch:
     """``make_batch([(query_len, seq_len), …], …)``: blocks in random order; blocks that a sliding window has left
-    behind are block 0, which like every unwritten place is full of NaN."""
+    behind are block 0, which like every unwritten place is full of NaN. ``kept``: a data type of 8 bits."""
 
     def make(
         lengths: list[tuple[int, int]],
@@ -76,12 +78,15 @@ def make_batch() -> MakeBatch:
         window: int | None = None,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
+        kept: torch.dtype | None = None,
     ) -> Batch:
         generator = torch.Generator().manual_seed(seed)
         counts = [-(-seq_len // block_size) for _, seq_len in lengths]
         order = (torch.randperm(sum(counts), generator=generator) + 1).int()
         shape = (sum(counts) + 1, 2, block_size, num_kv_heads, head_size)
         kv_cache = torch.full(shape, float("nan"), dtype=dtype)
+        if kept is not None:  # all bits set: a factor that is NaN
+            kv_cache = torch.full((*shape[:-1], head_size + FACTOR_BYTES), 0xFF, dtype=torch.uint8).view(kept)
         table = torch.zeros(len(lengths), max(counts) + 2, dtype=torch.int32)
         keys, values, slots = [], [], []
         for index, (query_len, seq_len) in enumerate(lengths):
@@ -109,6 +114,8 @@ def make_batch() -> MakeBatch:
         new_keys = torch.cat([key[seq_len - q :] for key, (q, seq_len) in zip(keys, lengths, strict=True)])
         new_values = torch.cat([value[seq_len - q :] for value, (q, seq_len) in zip(values, lengths, strict=True)])
         reshape_and_cache(new_keys, new_values, kv_cache, metadata.slot_mapping)
+        if kept is not None:
+            keys, values = ([widen_rows(keep_rows(x, kept)) for x in found] for found in (keys, values))
         num_heads = num_kv_heads * shared
         query = torch.randn(int(starts[-1]), num_heads, head_size, generator=generator).to(dtype)
         return Batch(query, kv_cache, metadata, keys, values)

@@ -1,6 +1,7 @@
 """What native kernels promise beyond the ops' definitions: the same bits whatever the rows beside a row and however
 many threads, and never an instruction that the machine lacks."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ MakeBatch = Callable[..., Any]
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16])
+KEPT = [None, torch.int8, torch.float8_e4m3fn]  # by the KV cache; None: what comes
 
 
 @pytest.fixture(scope="module", params=amx.native_levels(), autouse=True)
@@ -95,8 +97,9 @@ def test_row_wise_kernels_give_a_row_the_same_bits_alone_and_among_others(
             assert torch.equal(alone[0], among[row])
 
 
+@pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rotary_writes_the_same_bits_row_by_row_and_all_together(dtype: torch.dtype) -> None:
+def test_rotary_writes_the_same_bits_row_by_row_and_all_together(dtype: torch.dtype, kept: torch.dtype | None) -> None:
     wide, table = random(300, 4, 80, dtype=dtype), random(300, 48, dtype=torch.float32, seed=1)
     positions, slots = torch.arange(300), torch.arange(300) * 7 % 400
 
@@ -104,9 +107,9 @@ def test_rotary_writes_the_same_bits_row_by_row_and_all_together(dtype: torch.dt
         query, key, value = wide[rows].split([2, 1, 1], dim=1)
         return kernels.rotary_and_cache(positions[rows], query, key, value, table, cache, slots[rows])
 
-    one, other = torch.zeros(2, 25, 2, 16, 1, 80, dtype=dtype)
+    one, other = torch.zeros(2, 25, 2, 16, 1, 80 if kept is None else 84, dtype=kept or dtype)
     assert torch.equal(rotated(one, slice(None)), torch.cat([rotated(other, slice(i, i + 1)) for i in range(300)]))
-    assert torch.equal(one, other)
+    assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def test_one_thread_and_two_give_the_same_bits(native_level: Callable[[int], None], make_batch: MakeBatch) -> None:
@@ -123,8 +126,8 @@ def test_one_thread_and_two_give_the_same_bits(native_level: Callable[[int], Non
             found += [kernels.rms_norm_add(many, x[0], 1e-5, residual), kernels.cast(many, torch.bfloat16)]
             found += [kernels.embedding(torch.arange(300), kernels.pack_weight(many), 3.0)]
             # Few rows with a long context (partitions are shared out), and many (rows are).
-            for lengths in ([(1, 1500)], [(40, 700), (1, 300), (1, 9)]):
-                batch = make_batch(lengths, dtype=dtype, num_kv_heads=1)
+            for lengths, kept in itertools.product(([(1, 1500)], [(40, 700), (1, 300), (1, 9)]), KEPT):
+                batch = make_batch(lengths, dtype=dtype, num_kv_heads=1, kept=kept)
                 found.append(kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.3, None))
         return found
 
@@ -137,10 +140,11 @@ def test_one_thread_and_two_give_the_same_bits(native_level: Callable[[int], Non
 
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kept", "block_size"), [(None, 16), *itertools.product(KEPT[1:], (16, 12))])
 def test_a_prompt_has_the_same_bits_whole_and_in_pieces(
-    make_batch: MakeBatch, dtype: torch.dtype, window: int | None
+    make_batch: MakeBatch, dtype: torch.dtype, window: int | None, kept: torch.dtype | None, block_size: int
 ) -> None:
-    batch = make_batch([(700, 700)], dtype=dtype, window=window)
+    batch = make_batch([(700, 700)], dtype=dtype, window=window, kept=kept, block_size=block_size)
     whole = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.3, window)
     for first, size in ((0, 17), (255, 2), (400, 100), (699, 1)):
         metadata = kernels.AttentionMetadata(

@@ -82,11 +82,17 @@ def test_requests_that_do_not_fit_are_refused(
         attend(batch, **{name: torch.tensor(values, dtype=torch.int32) for name, values in changes.items()})
 
 
-def test_blocks_that_no_row_looks_at_may_be_anything(make_batch: MakeBatch) -> None:
-    batch = make_batch([(3, 60)], window=20)
+@pytest.mark.parametrize("kept", [None, torch.int8])
+@pytest.mark.parametrize("block_size", [16, 12, 3])
+def test_blocks_that_no_row_looks_at_may_be_anything(
+    make_batch: MakeBatch, kept: torch.dtype | None, block_size: int
+) -> None:
+    batch = make_batch([(3, 60)], window=20, kept=kept, block_size=block_size)
     expected = attend(batch, window=20)
     table = batch.metadata.block_table.clone()
-    table[0, 0], table[0, 1], table[0, 4] = 10**6, -5, 10**6  # the first row looks at 38 to 57
+    table[0, : 38 // block_size] = 10**6  # the first row looks at 38 to 57
+    table[0, 38 // block_size - 1] = -5
+    table[0, -(-60 // block_size) :] = 10**6
     assert torch.equal(attend(batch, window=20, block_table=table), expected)
     with pytest.raises(IndexError):
         attend(batch, block_table=table)
@@ -100,7 +106,7 @@ def test_rows_of_no_request_are_zero(make_batch: MakeBatch) -> None:
 
 
 def test_tensors_of_other_types_and_sizes_are_refused(make_batch: MakeBatch) -> None:
-    batch = make_batch([(3, 20)])
+    batch, kept = make_batch([(3, 20)]), make_batch([(3, 20)], kept=torch.int8)
     x, narrow = random(3, 16), random(3, 16, dtype=torch.bfloat16)
     weight, wide = random(5, 16), random(3, 6, 16)
     slots, positions = batch.metadata.slot_mapping, torch.tensor([0, 1, 2])
@@ -126,6 +132,9 @@ def test_tensors_of_other_types_and_sizes_are_refused(make_batch: MakeBatch) -> 
         lambda: kernels.reshape_and_cache(wide[:, :1], wide[:, :2], batch.kv_cache, slots),
         lambda: kernels.reshape_and_cache(wide[:, :2], wide[:, :2], batch.kv_cache, slots[:2]),
         lambda: kernels.reshape_and_cache(wide[:, :2], wide[:, :2], batch.kv_cache.transpose(0, 1), slots),
+        lambda: kernels.reshape_and_cache(wide[:, :2], wide[:, :2].bfloat16(), kept.kv_cache, slots),
+        lambda: kernels.reshape_and_cache(wide[:, :2], wide[:, :2], kept.kv_cache[..., :-4], slots),
+        lambda: attend(replace(kept, kv_cache=kept.kv_cache[..., :-4].contiguous())),
         lambda: attend(batch, batch.query.bfloat16()),
         lambda: attend(batch, batch.query[:, :5]),  # of two KV heads
         lambda: attend(batch, batch.query[..., :8]),
@@ -140,8 +149,8 @@ def test_tensors_of_other_types_and_sizes_are_refused(make_batch: MakeBatch) -> 
 def test_odd_heads_are_refused_in_bfloat16_and_computed_in_float32(make_batch: MakeBatch, head_size: int) -> None:
     with pytest.raises(ValueError, match=f"heads of {head_size} channels"):
         make_batch([(3, 20)], head_size=head_size, dtype=torch.bfloat16)
-    batch = make_batch([(3, 20)], head_size=head_size)
-    assert attend(batch).isfinite().all()
+    for settings in ({}, {"dtype": torch.bfloat16, "kept": torch.int8}):
+        assert attend(make_batch([(3, 20)], head_size=head_size, **settings)).isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -173,6 +182,23 @@ def each_level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         kernels.select("native")
         yield
         kernels.select("torch")
+
+
+@pytest.mark.parametrize("kept", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", ["key", "value"])
+def test_a_number_that_is_none_poisons_who_looks_at_it_and_nobody_else(
+    each_level: None, make_batch: MakeBatch, kept: torch.dtype, bad: float, where: str
+) -> None:
+    batch = make_batch([(6, 6), (1, 40)], kept=kept)
+    expected = attend(batch)
+    new = {"key": torch.ones(1, 2, 16), "value": torch.ones(1, 2, 16)}
+    new[where][..., 3] = bad
+    kernels.reshape_and_cache(new["key"], new["value"], batch.kv_cache, batch.metadata.slot_mapping[4:5])
+    got = attend(batch)
+    assert got[4:6].isnan().all()
+    assert torch.equal(got[:4], expected[:4])
+    assert torch.equal(got[6:], expected[6:])
 
 
 def test_flushed_denormals_of_the_caller_change_nothing(each_level: None) -> None:

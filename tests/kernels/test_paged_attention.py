@@ -1,6 +1,7 @@
 """Paged attention against a plain loop over rows and heads, with every unwritten place of the cache full of NaN."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ MakeBatch = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("level")
 few = settings(max_examples=40, deadline=None, derandomize=True)
 DECODE, CHUNK, PROMPT = (1, 40), (5, 33), (21, 21)
+
+
+EIGHT_BITS = [torch.int8, torch.float8_e4m3fn]
 
 
 def assume_native_can(dtype: torch.dtype, head_size: int) -> None:
@@ -89,6 +93,32 @@ def test_any_mix_of_rows(
 @given(
     requests=batches,
     num_kv_heads=st.integers(1, 3),
+    shared=st.integers(1, 5),
+    head_size=st.sampled_from([5, 18, 64, 80, 128, 256, 300]),
+    block_size=st.sampled_from([1, 3, 12, 16, 24, 32]),
+    window=st.one_of(st.none(), st.integers(1, 70)),
+    softcap=st.sampled_from([None, 3.0]),
+    with_sinks=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    kept=st.sampled_from(EIGHT_BITS),
+)
+def test_any_mix_of_rows_over_a_cache_of_8_bits(
+    make_batch: MakeBatch,
+    requests: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    with_sinks: bool,
+    **shape: Any,
+) -> None:
+    batch = make_batch(requests, window=window, **shape)
+    sinks = drawn_sinks(batch) if with_sinks else None
+    assert_attends(batch, window, scale=shape["head_size"] ** -0.5, softcap=softcap, sinks=sinks)
+
+
+@few
+@given(
+    requests=batches,
+    num_kv_heads=st.integers(1, 3),
     shared=st.integers(1, 4),
     head_size=st.sampled_from([5, 16, 24]),
     block_size=st.sampled_from([3, 16]),
@@ -125,8 +155,10 @@ def test_a_sink_far_below_the_scores_takes_nothing_and_one_far_above_takes_all(m
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 16, 301, 10_000])
-def test_long_prompts_cross_the_tiles(make_batch: MakeBatch, window: int | None) -> None:
-    batch = make_batch([(530, 700), (1, 650), (257, 257)], num_kv_heads=1, shared=2, head_size=8, window=window)
+@pytest.mark.parametrize("kept", [None, *EIGHT_BITS])
+def test_long_prompts_cross_the_tiles(make_batch: MakeBatch, window: int | None, kept: torch.dtype | None) -> None:
+    shape = {"num_kv_heads": 1, "shared": 2, "head_size": 8, "kept": kept}
+    batch = make_batch([(530, 700), (1, 650), (257, 257)], window=window, **shape)
     assert_attends(batch, window)
 
 
@@ -153,6 +185,19 @@ def test_control_a_key_that_was_not_written_shows(make_batch: MakeBatch) -> None
     got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.25, None)
     assert got[0].isnan().any()
     assert got[1:].isfinite().all()
+
+
+@pytest.mark.parametrize("kept", EIGHT_BITS)
+def test_control_the_tolerance_tells_what_came_from_what_was_kept_and_a_factor_from_another_heads(
+    make_batch: MakeBatch, kept: torch.dtype
+) -> None:
+    batch, wide = make_batch([DECODE, CHUNK, PROMPT], kept=kept), make_batch([DECODE, CHUNK, PROMPT])
+    assert_attends(batch, None)
+    factors = [each.abs().amax(dim=-1, keepdim=True) for each in batch.values]
+    swapped = [each / factor * factor.flip(1) for each, factor in zip(batch.values, factors, strict=True)]
+    for wrong in ({"keys": wide.keys}, {"values": wide.values}, {"values": swapped}):
+        with pytest.raises(AssertionError):
+            assert_attends(replace(batch, **wrong), None)
 
 
 @pytest.mark.parametrize("wrong", [6, 8])

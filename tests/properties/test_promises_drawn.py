@@ -63,6 +63,11 @@ class Workload:
     chunk: int
     spare_blocks: int
     caching: bool  # where a variation leaves it open
+    kv_cache_dtype: str
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        return {**PLAIN, "kv_cache_dtype": self.kv_cache_dtype}
 
     @cached_property
     def prompts(self) -> list[list[int]]:
@@ -141,6 +146,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         chunk=draw(st.sampled_from([1, 7, 16, 17])),
         spare_blocks=draw(st.integers(0, 3)),
         caching=draw(st.booleans()),
+        kv_cache_dtype=draw(st.sampled_from(["auto", "int8", "fp8"])),
     )
 
 
@@ -254,18 +260,20 @@ def test_every_way_of_computing_gives_the_same(run: Runner, llama_dir: Path, nar
     @given(work=workloads())
     def holds(work: Workload) -> None:
         with model_of(work, llama_dir, narrow_dir) as model:
-            plain = run(model, work.prompts, work.params, **PLAIN)
+            plain = run(model, work.prompts, work.params, **work.plain)
             assert plain.preemptions == 0
+            happened["kv", work.kv_cache_dtype] += 1
             happened.update(("ends", choice.finish_reason) for output in plain.outputs for choice in output.outputs)
             for name, options in variations(work).items():
                 note(name)
-                found = run(model, work.prompts, work.params, **{**PLAIN, **options})
+                found = run(model, work.prompts, work.params, **{**work.plain, **options})
                 for a, b in zip(plain.outputs, found.outputs, strict=True):
                     assert_same(a, b)
                 happened.update((name, what) for what in what_happened(work, name, found))
 
     holds()
-    assert {("ends", "stop"), ("ends", "length"), *EXPECTED} <= happened.keys()
+    kept = {("kv", dtype) for dtype in ("auto", "int8", "fp8")}
+    assert {("ends", "stop"), ("ends", "length"), *kept, *EXPECTED} <= happened.keys()
 
 
 def test_alone_equals_among_the_others(run: Runner, llama_dir: Path, narrow_dir: Path) -> None:
@@ -276,10 +284,10 @@ def test_alone_equals_among_the_others(run: Runner, llama_dir: Path, narrow_dir:
     def holds(work: Workload) -> None:
         nonlocal together
         with model_of(work, llama_dir, narrow_dir) as model:
-            crowd = run(model, work.prompts, work.params, **{**PLAIN, "enable_prefix_caching": work.caching})
+            crowd = run(model, work.prompts, work.params, **{**work.plain, "enable_prefix_caching": work.caching})
             together = max(together, *(len(step["requests"]) for step in crowd.trace))
             for ids, params, among in zip(work.prompts, work.params, crowd.outputs, strict=True):
-                alone = run(model, [ids], params, **PLAIN)
+                alone = run(model, [ids], params, **work.plain)
                 assert all(len(step["requests"]) <= params.n for step in alone.trace)
                 assert_same(alone.outputs[0], among)
 
@@ -295,9 +303,9 @@ def test_a_process_of_its_own_gives_the_same(run: Runner, llama_dir: Path, narro
     def holds(work: Workload) -> None:
         nonlocal in_engine_process
         with model_of(work, llama_dir, narrow_dir) as model, pytest.MonkeyPatch.context() as patch:
-            plain = run(model, work.prompts, work.params, **PLAIN)
+            plain = run(model, work.prompts, work.params, **work.plain)
             patch.setenv("OCTAVO_ENABLE_MULTIPROCESSING", "1")
-            options = {**PLAIN, **variations(work)["together"]}
+            options = {**work.plain, **variations(work)["together"]}
             outside = run(model, work.prompts, work.params, **options)
             for a, b in zip(plain.outputs, outside.outputs, strict=True):
                 assert_same(a, b)

@@ -1,7 +1,7 @@
 """Names for the content of KV blocks: a keyed BLAKE2b chain over tokens and whatever else decides a block's KV.
 
-The key holds a fingerprint of the weights and the kernel set, so that hashes of different models never meet. Every
-part is written with its length: no two different inputs have the same encoding.
+The key holds a fingerprint of the weights, the kernel set and the KV cache's data type, so that hashes of different KV
+never meet. Every part is written with its length: no two different inputs have the same encoding.
 """
 
 import struct
@@ -21,9 +21,9 @@ def _encode(texts: Iterable[str]) -> bytes:
     return b"".join(parts)
 
 
-def hash_root_key(fingerprint: str, kernel_set: str) -> bytes:
-    """The key of all hash chains of one model on one kernel set."""
-    return blake2b(_encode((fingerprint, kernel_set)), digest_size=_DIGEST_BYTES).digest()
+def hash_root_key(fingerprint: str, kernel_set: str, kv_cache_dtype: str) -> bytes:
+    """The key of all hash chains of one model on one kernel set, with a KV cache of one data type."""
+    return blake2b(_encode((fingerprint, kernel_set, kv_cache_dtype)), digest_size=_DIGEST_BYTES).digest()
 
 
 def hash_extra_keys(cache_salt: str | None) -> bytes:
