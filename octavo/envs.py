@@ -39,7 +39,7 @@ def cache_dir() -> Path:
 
 def cpu_isa() -> str | None:
     """``OCTAVO_CPU_ISA``: the instruction set whose kernels are used instead of the best one that the machine has
-    (``generic``, ``avx2``, ``avx512``, ``avx512_bf16``), or ``torch``: no native kernels."""
+    (``generic``, ``avx2``, ``avx512``, ``avx512_vnni``, ``avx512_bf16``, ``amx``), or ``torch``: no native kernels."""
     return os.environ.get("OCTAVO_CPU_ISA") or None
 
 

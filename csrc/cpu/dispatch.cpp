@@ -17,6 +17,10 @@ extern const Kernels kernels;
 namespace avx512 {
 extern const Kernels kernels;
 }
+namespace avx512_vnni {
+void linear_integer(const Linear& call);
+int64_t multiply_int8();
+}
 namespace avx512_bf16 {
 extern const Kernels kernels;
 }
@@ -31,7 +35,7 @@ namespace {
 
 struct Level {
   const char* name;
-  const Kernels* kernels;
+  const Kernels& (*kernels)();
   bool (*available)();
 };
 
@@ -42,8 +46,18 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-bool has_avx512_bf16() {
-  return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+
+// The kernels of avx512, with dot products of bytes.
+const Kernels& avx512_vnni_kernels() {
+  static const Kernels kernels = [] {
+    Kernels found = avx512::kernels;
+    found.linear_integer = avx512_vnni::linear_integer;
+    found.multiply_int8 = avx512_vnni::multiply_int8;
+    return found;
+  }();
+  return kernels;
 }
 #endif
 
@@ -58,16 +72,22 @@ bool fast_dot_products() {
 #endif
 }
 
+template <const Kernels& table>
+const Kernels& of() {
+  return table;
+}
+
 constexpr Level kLevels[] = {
 #if defined(OCTAVO_AMX_LEVEL)
-    {"amx", &amx::kernels, [] { return has_avx512_bf16() && amx_refused().empty(); }},
+    {"amx", of<amx::kernels>, [] { return has_avx512_bf16() && amx_refused().empty(); }},
 #endif
 #if defined(OCTAVO_X86_LEVELS)
-    {"avx512_bf16", &avx512_bf16::kernels, has_avx512_bf16},
-    {"avx512", &avx512::kernels, has_avx512},
-    {"avx2", &avx2::kernels, has_avx2},
+    {"avx512_bf16", of<avx512_bf16::kernels>, has_avx512_bf16},
+    {"avx512_vnni", avx512_vnni_kernels, has_avx512_vnni},
+    {"avx512", of<avx512::kernels>, has_avx512},
+    {"avx2", of<avx2::kernels>, has_avx2},
 #endif
-    {"generic", &generic::kernels, [] { return true; }},
+    {"generic", of<generic::kernels>, [] { return true; }},
 };
 
 }  // namespace
@@ -78,7 +98,7 @@ std::vector<std::string> available_levels() {
     if (level.available()) names.emplace_back(level.name);
   if (!fast_dot_products()) {
     const auto dots = std::find(names.begin(), names.end(), "avx512_bf16");
-    if (dots != names.end()) std::swap(dots[0], dots[1]);  // avx512 comes next
+    if (dots != names.end()) std::swap(dots[0], dots[1]);  // avx512_vnni comes next
   }
   return names;
 }
@@ -95,7 +115,7 @@ std::vector<std::pair<std::string, std::string>> refused_levels() {
 
 const Kernels* kernels_of(const std::string& name) {
   for (const Level& level : kLevels)
-    if (name == level.name && level.available()) return level.kernels;
+    if (name == level.name && level.available()) return &level.kernels();
   return nullptr;
 }
 

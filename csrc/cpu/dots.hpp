@@ -57,13 +57,9 @@ OCTAVO_INLINE Register high_signed(Register a) { return _mm256_srai_epi16(a, 8);
 // byte are taken apart into halves first.
 template <int Bits>
 OCTAVO_INLINE Register dot_register(Register sum, Register line, int32_t x) {
-#if defined(__AVXVNNI__)
-  return _mm256_dpbusd_avx_epi32(sum, line, same(x));
-#else
   const Register inputs = same(x);
   if constexpr (Bits < 7) return add(sum, halves(pairs(line, inputs), ones()));
   return add(sum, add(halves(low_bytes(line), low_signed(inputs)), halves(high_bytes(line), high_signed(inputs))));
-#endif
 }
 
 template <int Bits>

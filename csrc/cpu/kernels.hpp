@@ -175,7 +175,8 @@ struct Quantize {
 struct Sample;  // sample.hpp
 
 struct Kernels {
-  void (*linear)(const Linear&);
+  void (*linear)(const Linear&);          // of plain weights
+  void (*linear_integer)(const Linear&);  // of quantized ones
   void (*embedding)(const Embedding&);
   void (*norm)(const Norm&);
   void (*cast)(const Cast&);

@@ -200,7 +200,6 @@ class Product {
 
 void linear(const Linear& call) {
   if (call.rows == 0) return;
-  if (call.format != Format::plain) return linear_integer(call);
   if (call.type == Type::bf16) {
 #if defined(__AMX_BF16__)
     linear_amx(call);

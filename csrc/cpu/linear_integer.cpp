@@ -272,6 +272,7 @@ class IntegerProduct {
 }  // namespace
 
 void linear_integer(const Linear& call) {
+  if (call.rows == 0) return;
   switch (call.format) {
     case Format::q4_0: return IntegerProduct<Centred<Format::q4_0, 4, 8>>(call).run();
     case Format::q4_1: return IntegerProduct<Offset<Format::q4_1, 4>>(call).run();

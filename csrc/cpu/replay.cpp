@@ -64,7 +64,9 @@ const char* name(const RotaryKV&) { return "rotary_kv"; }
 const char* name(const StoreKV&) { return "store_kv"; }
 const char* name(const Attention&) { return "attention"; }
 
-void invoke(const Kernels& kernels, const Linear& call) { kernels.linear(call); }
+void invoke(const Kernels& kernels, const Linear& call) {
+  (call.format == Format::plain ? kernels.linear : kernels.linear_integer)(call);
+}
 void invoke(const Kernels& kernels, const Embedding& call) { kernels.embedding(call); }
 void invoke(const Kernels& kernels, const Norm& call) { kernels.norm(call); }
 void invoke(const Kernels& kernels, const Cast& call) { kernels.cast(call); }
