@@ -104,8 +104,16 @@ def _report_quantized(model: nn.Module, config: ModelConfig) -> None:
     )
 
 
+def _keeps_quantized(config: ModelConfig) -> bool:
+    """Products with quantized weights round their inputs to 8 bits; who asks for float32 wants no rounding."""
+    return config.dtype != "float32"
+
+
 def _report_widened(parameters: list[WeightParameter], config: ModelConfig) -> None:
     """What was quantized and is not any more, and what that costs: a token reads all weights."""
+    why = f"{kernels.chosen_provider()} kernels do not compute with them"
+    if not _keeps_quantized(config):
+        why = "float32 was asked for, in which nothing is rounded (--dtype bfloat16 keeps them)"
     stored: Counter[str] = Counter()
     wide: Counter[str] = Counter()
     for parameter in parameters:
@@ -114,9 +122,8 @@ def _report_widened(parameters: list[WeightParameter], config: ModelConfig) -> N
             wide[name] += wide_bytes
     for name, num_bytes in wide.items():
         logger.warning(
-            "weights of type %s are widened to %s, for %s kernels do not compute with them: %.1f MiB became %.1f MiB, "
-            "which every token has to read",
-            *(name, config.dtype, kernels.chosen_provider(), stored[name] / 2**20, num_bytes / 2**20),
+            "weights of type %s are widened to %s, for %s: %.1f MiB became %.1f MiB, which every token has to read",
+            *(name, config.dtype, why, stored[name] / 2**20, num_bytes / 2**20),
         )
 
 
@@ -135,7 +142,7 @@ def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> 
     for name, type_name in tensors.types.items():
         if name in assignments:
             parameter, shard_id = assignments[name]
-            parameter.expect(shard_id, type_name)
+            parameter.expect(shard_id, type_name if quantize_to or _keeps_quantized(config) else "")
             if quantize_to is not None:
                 parameter.quantize_to(quantize_to)
     total = sum(parameter.full_nbytes for parameter in {id(p): p for p, _ in assignments.values()}.values())

@@ -1,6 +1,7 @@
 """The demo model, for real: against transformers in float32, and one run of each promise."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,28 @@ def test_control_one_other_token_is_noticed(reference: tuple[Any, Any], continua
     wrong[3][40] = (wrong[3][40] + 1) % 49152
     with pytest.raises(AssertionError):
         assert_greedy(reference, wrong)
+
+
+def test_the_file_as_it_is_stays_close_to_the_same_weights_in_float32(reference: tuple[Any, Any], gguf: Path) -> None:
+    """In bfloat16 the file's weights stay quantized, and what goes into their products is rounded to 8 bits."""
+    model, tokenizer = reference
+    text = "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do."
+    ids = tokenizer(text)["input_ids"]
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    with LLM(str(gguf), max_model_len=1024, disable_log_stats=True) as llm:
+        found = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)[0].prompt_logprobs
+    assert found is not None
+    pairs = [
+        (position[token].logprob, float(row[token]))
+        for position, token, row in zip(found[1:], ids[1:], expected, strict=True)
+        if position is not None
+    ]
+    differences = [abs(mine - theirs) for mine, theirs in pairs]
+    assert 0.0 < sum(differences) / len(differences) < 0.1
+    shifted = [abs(mine - theirs) for (mine, _), (_, theirs) in pairwise(pairs)]
+    assert sum(shifted) / len(shifted) > 1.0
 
 
 def test_chunks_cache_preemption_and_overlap_leave_the_tokens_alone(
