@@ -26,6 +26,7 @@ from benchmarks.table import replace_between_markers
 _REPOSITORY = Path(__file__).parent.parent
 _TEXT = Path(__file__).with_name("text.txt")
 _MAX_TOKENS = 1024
+_OWN = ", its own weights"
 BEGIN, END = "<!-- benchmarks.quality writes from here -->", "<!-- benchmarks.quality writes to here -->"
 
 
@@ -67,7 +68,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.own and (args.flags or not args.files):
         parser.error("--own is of --files")
-    name = args.name or args.model.stem
+    name = args.name or _name(args.model)
     ids = _token_ids(args.model, args.tokens)
     results = args.results / f"{name}.json"
     rows = _kept(results, len(ids))
@@ -118,6 +119,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _name(model: Path) -> str:
+    return model.stem if model.suffix == ".gguf" else model.resolve().name
+
+
 def _token_ids(model: Path, count: int) -> list[int]:
     """Of the text; of a model that has no tokenizer, drawn."""
     if model.is_file():
@@ -136,9 +141,9 @@ def _reference(model: Path, ids: list[int], file: Path | None) -> Logits:
     if file is None:
         return transformers_logits(model, ids, torch.float32)
     if not file.exists():
-        np.savez(file, model=model.stem, ids=ids, logits=transformers_logits(model, ids, torch.float32))
+        np.savez(file, model=_name(model), ids=ids, logits=transformers_logits(model, ids, torch.float32))
     kept = np.load(file)
-    if str(kept["model"]) != model.stem or kept["ids"].tolist() != ids:
+    if str(kept["model"]) != _name(model) or kept["ids"].tolist() != ids:
         raise SystemExit(f"--reference {file} is of {kept['model']}, or of other tokens; name another file")
     found: Logits = kept["logits"]
     return found
@@ -155,7 +160,7 @@ def _measure(args: argparse.Namespace, ids: list[int]) -> Iterator[Row]:
     exact = None if args.own else _reference(args.model, ids, args.reference)
     for file in args.files:
         of_file = exact if exact is not None else transformers_logits(file, ids, torch.float32)
-        what = f"{file.name}, its own weights" if args.own else file.name
+        what = f"{file.name}{_OWN}" if args.own else file.name
         row = Row(what, file.stat().st_size / 1e6, divergences(of_file, octavo_logits(file, ids, engine_options(""))))
         if args.llama_cpp is not None:
             row.other, row.others = "llama.cpp", divergences(of_file, llama_cpp_logits(args.llama_cpp, file, ids))
@@ -177,8 +182,8 @@ def render(folder: Path) -> str:
         found = json.loads(path.read_text())
         lines += [f"### {path.stem} ({found['tokens']} tokens)", ""]
         lines += ["| weights | MB | octavo | beside it | octavo ÷ |", "| --- | --- | --- | --- | --- |"]
-        for fields in found["rows"].values():
-            row = Row(**fields)
+        rows = [Row(**fields) for fields in found["rows"].values()]
+        for row in sorted(rows, key=lambda row: (row.megabytes is None, _OWN in row.what)):
             megabytes = "" if row.megabytes is None else f"{row.megabytes:,.0f}"
             beside = ratio = ""
             if row.others is not None and row.ratio is not None:

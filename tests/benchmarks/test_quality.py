@@ -26,7 +26,7 @@ IDS = [7, 3, 250, 99, 12, 0, 41, 8, 77, 130, 5, 5, 260, 18, 33, 2, 64, 9]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of all that is random nothing is a constant here, so that rows in another order are other rows."""
-    found = tmp_path_factory.mktemp("models") / "small"
+    found = tmp_path_factory.mktemp("models") / "small-0.5b"
     write_random_model(found, hidden=64, intermediate=96, layers=2, heads=4, kv_heads=2, vocabulary=300)
     return found
 
@@ -40,7 +40,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> An
         stated = ["--model", str(folder), "--tokens", "40", "--results", str(results)]
         monkeypatch.setattr(sys, "argv", ["quality", *stated, *words])
         code = quality.main()
-        kept = results / "small.json"
+        kept = results / "small-0.5b.json"
         return code, json.loads(kept.read_text())["rows"] if kept.exists() else {}
 
     return run
@@ -97,7 +97,7 @@ def test_rows_are_kept_and_written_into_the_page(measure: Any, tmp_path: Path) -
     assert (code, len(rows)) == (0, 3)
     assert rows["bfloat16"]["octavo"] == rows["`--dtype bfloat16`"]["octavo"]
     assert rows["bfloat16"]["other"] == "torch"
-    assert "### small (40 tokens)" in page.read_text()
+    assert "### small-0.5b (40 tokens)" in page.read_text()
     assert "| `--dtype float32` |" in page.read_text()
 
 
@@ -106,7 +106,7 @@ def test_the_exact_logits_are_kept_for_one_model_and_one_text(measure: Any, fold
     _, first = measure("--reference", file, "--with", "--dtype bfloat16")
     _, second = measure("--reference", file, "--with", "--dtype bfloat16")
     assert first == second
-    with pytest.raises(SystemExit, match="is of small, or of other tokens"):
+    with pytest.raises(SystemExit, match=r"is of small-0\.5b, or of other tokens"):
         measure("--reference", file, "--tokens", "39")
 
 
