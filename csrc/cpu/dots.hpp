@@ -104,6 +104,17 @@ OCTAVO_INLINE f32x16 load_halves(const uint8_t* at) {
 #endif
 }
 
+// Sixteen pairs of bytes.
+OCTAVO_INLINE u32x16 load_pairs(const uint8_t* at) {
+#if defined(__AVX512F__)
+  return (u32x16)_mm512_maskz_cvtepu16_epi32(kAll, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+#else
+  u16x16 found;
+  std::memcpy(&found, at, sizeof found);
+  return __builtin_convertvector(found, u32x16);
+#endif
+}
+
 using u8x16 = uint8_t __attribute__((vector_size(16)));
 using i8x16 = int8_t __attribute__((vector_size(16)));
 

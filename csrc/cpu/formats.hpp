@@ -24,7 +24,11 @@
 //   q6_k    16 fp16 d              2 x 16 int8 s             d s (q - 32), an s for each half of the group
 //   u4, u8  16 fp32 d, 16 uint8 z  -                         d (q - z)
 //
-// Spans are one group, of *_k eight, and of u4 and u8 what the checkpoint says. Outputs and inputs beyond the weight's
+//   f8      16 fp32 d              -                         d q, q a number of e4m3
+//
+// Numbers of f8 are in lines of 16 outputs x 2 inputs (32 bytes): that is how bf16 has them, to which they are widened.
+//
+// Spans are one group, of *_k eight, and of u4, u8 and f8 what the checkpoint says. Outputs and inputs beyond the weight's
 // have numbers and scales of 0.
 #pragma once
 
@@ -33,8 +37,8 @@
 namespace octavo {
 
 // plain: not quantized, see Linear.
-enum class Format : int { plain = 0, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, u4, u8 };
-constexpr int kFormats = 11;
+enum class Format : int { plain = 0, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, u4, u8, f8 };
+constexpr int kFormats = 12;
 
 constexpr int64_t kGroup = 32;         // inputs
 constexpr int64_t kBlockOutputs = 16;
@@ -52,7 +56,7 @@ struct Layout {
   constexpr int64_t block_bytes(int64_t in_size) const { return spans(in_size) * span_bytes(); }
 };
 
-// `span_inputs`: of u4 and u8, inputs that share a scale: a multiple of 32.
+// `span_inputs`: of u4, u8 and f8, inputs that share a scale: a multiple of 32.
 static constexpr Layout layout_of(Format format, int64_t span_inputs) {
   switch (format) {
     case Format::q4_0: return {4, 1, 32, 0};
@@ -65,6 +69,7 @@ static constexpr Layout layout_of(Format format, int64_t span_inputs) {
     case Format::q6_k: return {6, 8, 32, 32};
     case Format::u4: return {4, span_inputs / kGroup, 80, 0};
     case Format::u8: return {8, span_inputs / kGroup, 80, 0};
+    case Format::f8: return {8, span_inputs / kGroup, 64, 0};
     case Format::plain: break;
   }
   return {};
@@ -74,7 +79,7 @@ static constexpr Layout layout_of(Format format, int64_t span_inputs) {
 int64_t packed_block_bytes(Format format, int64_t span_inputs, int64_t out_size, int64_t in_size, bool gated);
 
 // Bytes of one row as checkpoints have it: GGUF's blocks; of u4 and u8 for each span | fp32 scale | uint8 zero | 3 bytes |
-// numbers, of u4 two in a byte, the lower half first |.
+// numbers, of u4 two in a byte, the lower half first |; of f8 | fp32 scale | numbers |.
 int64_t file_row_bytes(Format format, int64_t span_inputs, int64_t in_size);
 
 // Writes rows of blocks, as checkpoints have them, to their places in `packed`, as `pack` does (kernels.hpp).

@@ -175,8 +175,8 @@ struct Quantize {
 struct Sample;  // sample.hpp
 
 struct Kernels {
-  void (*linear)(const Linear&);          // of plain weights
-  void (*linear_integer)(const Linear&);  // of quantized ones
+  void (*linear)(const Linear&);          // of plain weights, and 8-bit floats
+  void (*linear_integer)(const Linear&);  // of all others
   void (*embedding)(const Embedding&);
   void (*norm)(const Norm&);
   void (*cast)(const Cast&);

@@ -13,6 +13,7 @@
 #include "simd.hpp"
 #include "step.hpp"
 #include "thread_pool.hpp"
+#include "widen.hpp"
 
 namespace octavo::OCTAVO_LEVEL {
 namespace {
@@ -128,6 +129,7 @@ class Product {
         blocks_(blocks_of(call)),
         panels_((blocks_ + kPanel - 1) / kPanel),
         steps_((call.in_size + Step::kTogether - 1) / Step::kTogether),
+        layout_(layout_of(call.format, call.span)),
         // An odd number of cache lines, so that rows do not fall into the same sets of a cache.
         stride_(((steps_ * Step::kTogether * kInput + 63) / 64 | 1) * 64 / kInput) {
     const int64_t in_cache = std::max<int64_t>(kRows, kInputsInCache / (stride_ * kInput));
@@ -155,7 +157,7 @@ class Product {
     for (int64_t task = next++; task < ranges_ * row_blocks_; task = next++) {
       const int64_t row_block = task / ranges_, range = task % ranges_;
       const int64_t row = row_of(row_block), rows = row_of(row_block + 1) - row;
-      if (row_block != at_hand) x = inputs(row, rows);
+      if (row_block != at_hand) x = inputs(row, rows);  // and behind them, room for a panel
       at_hand = row_block;
       const int64_t end = panels_ * (range + 1) / ranges_;
       for (int64_t panel = panels_ * range / ranges_; panel < end; ++panel)
@@ -165,7 +167,8 @@ class Product {
 
   // The inputs of these rows as the steps read them, in this thread's own memory.
   Input* inputs(int64_t row, int64_t rows) const {
-    Input* x = static_cast<Input*>(scratch(rows * stride_ * kInput));
+    const int64_t panel_bytes = call_.format == Format::plain ? 0 : kPanel * steps_ * kLine * 4;
+    Input* x = static_cast<Input*>(scratch(rows * stride_ * kInput + panel_bytes));
     for (int64_t r = 0; r < rows; ++r) {
       const auto* from = static_cast<const typename Step::Element*>(call_.x) + (row + r) * call_.x_stride;
       Input* to = x + r * stride_;
@@ -177,13 +180,19 @@ class Product {
 
   // The panel from `block` on. Meanwhile the one from `next` on is fetched, by each tile a part: without that the first
   // tile would wait for memory, and the others leave memory idle.
-  __attribute__((noinline)) void multiply(const Input* x, int64_t row, int64_t rows, int64_t block, int64_t next) const {
+  __attribute__((noinline)) void multiply(Input* x, int64_t row, int64_t rows, int64_t block, int64_t next) const {
     alignas(64) float sums[kRows * kSumsStride];
     const int64_t words = steps_ * kLine, blocks = std::min(kPanel, blocks_ - block);
     const uint32_t* weights = static_cast<const uint32_t*>(call_.weight);
     const uint32_t* weight = weights + block * words;
     const int64_t tiles = (rows + kRows - 1) / kRows;
     Fetch fetch{reinterpret_cast<const char*>(weights + next * words), kPanel * 64 / tiles};
+    if (call_.format != Format::plain) {
+      uint32_t* widened = reinterpret_cast<uint32_t*>(x + rows * stride_);
+      widen_blocks(call_, layout_, block, blocks, widened);
+      weight = widened;
+      fetch = {reinterpret_cast<const char*>(call_.weight), 0};
+    }
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first;
       add_up_rows<Step>(count, x + first * stride_, stride_, weight, words, blocks, fetch, sums);
@@ -193,7 +202,9 @@ class Product {
   }
 
   const Linear& call_;
-  int64_t blocks_, panels_, steps_, stride_, row_blocks_, ranges_;
+  int64_t blocks_, panels_, steps_;
+  Layout layout_;
+  int64_t stride_, row_blocks_, ranges_;
 };
 
 }  // namespace

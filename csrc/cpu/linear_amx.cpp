@@ -22,6 +22,7 @@
 #include "simd.hpp"
 #include "thread_pool.hpp"
 #include "tiles.hpp"
+#include "widen.hpp"
 
 namespace octavo::OCTAVO_LEVEL {
 namespace {
@@ -129,7 +130,8 @@ class TileProduct {
         block_words_((call.in_size + 1) / 2 * kLanes),
         steps_((call.in_size + kStepInputs - 1) / kStepInputs),
         panel_(call.rows <= kTileRows ? 4 : 2),
-        panels_((blocks_ + panel_ - 1) / panel_) {
+        panels_((blocks_ + panel_ - 1) / panel_),
+        layout_(layout_of(call.format, call.span)) {
     const int64_t in_cache = std::max(kFewestRows, kInputsInCache / (steps_ * kLineBytes));
     const int64_t wanted = (call.rows + in_cache - 1) / in_cache;
     rows_at_once_ = ((call.rows + wanted - 1) / wanted + kPairRows - 1) / kPairRows * kPairRows;
@@ -150,9 +152,11 @@ class TileProduct {
   void work_off(std::atomic<int64_t>& next) const {
     const int64_t x_bytes = rows_at_once_ * steps_ * kLineBytes;
     const int64_t sums_bytes = rows_at_once_ * panel_ * kLanes * 4;
-    char* memory = static_cast<char*>(scratch(x_bytes + sums_bytes));
+    const int64_t panel_bytes = call_.format == Format::plain ? 0 : panel_ * block_words_ * 4 + kTilesAhead * kTileBytes;
+    char* memory = static_cast<char*>(scratch(x_bytes + sums_bytes + panel_bytes));
     bf16* x = reinterpret_cast<bf16*>(memory);
     float* sums = reinterpret_cast<float*>(memory + x_bytes);
+    uint32_t* widened = reinterpret_cast<uint32_t*>(memory + x_bytes + sums_bytes);
     const Tiles tiles(static_cast<int>(std::min<int64_t>(kTileRows, call_.rows)));
     int64_t at_hand = -1;
     for (int64_t task = next++; task < ranges_ * row_blocks_; task = next++) {
@@ -161,7 +165,7 @@ class TileProduct {
       if (row_block != at_hand) copy_inputs(row, rows, x);
       at_hand = row_block;
       for (int64_t panel = panels_ * range / ranges_; panel < panels_ * (range + 1) / ranges_; ++panel)
-        multiply(x, row, rows, panel * panel_, sums);
+        multiply(x, row, rows, panel * panel_, sums, widened);
     }
   }
 
@@ -194,10 +198,15 @@ class TileProduct {
     }
   }
 
-  __attribute__((noinline)) void multiply(const bf16* x, int64_t row, int64_t rows, int64_t block, float* sums) const {
+  __attribute__((noinline)) void multiply(const bf16* x, int64_t row, int64_t rows, int64_t block, float* sums,
+                                          uint32_t* widened) const {
     alignas(64) uint32_t tail[4 * kTileWords];
     const int64_t blocks = std::min(panel_, blocks_ - block), sums_words = panel_ * kLanes;
     const uint32_t* weight = static_cast<const uint32_t*>(call_.weight) + block * block_words_;
+    if (call_.format != Format::plain) {
+      widen_blocks(call_, layout_, block, blocks, widened);
+      weight = widened;
+    }
     if (call_.in_size % kStepInputs != 0) copy_tail(weight, blocks, tail);
     for (int64_t part = 0; part < parts_; ++part) {
       const int64_t begin = steps_ * part / parts_, end = steps_ * (part + 1) / parts_;
@@ -215,6 +224,7 @@ class TileProduct {
 
   const Linear& call_;
   int64_t blocks_, block_words_, steps_, panel_, panels_;
+  Layout layout_;
   int64_t rows_at_once_, row_blocks_, parts_, ranges_;
 };
 

@@ -284,6 +284,7 @@ void linear_integer(const Linear& call) {
     case Format::q6_k: return IntegerProduct<NestedHalves>(call).run();
     case Format::u4: return IntegerProduct<Zeroed<4>>(call).run();
     case Format::u8: return IntegerProduct<Zeroed<8>>(call).run();
+    case Format::f8:
     case Format::plain: break;
   }
 }

@@ -157,6 +157,32 @@ void pack_zeroed(const uint8_t* from, const Place& to) {
   }
 }
 
+// | fp32 scale | numbers of e4m3 |
+void pack_f8(const uint8_t* from, const Place& to) {
+  std::memcpy(to.span + 4 * to.lane, from, 4);
+  from += 4;
+  for (int64_t g = 0; g < to.layout.span; ++g)
+    for (int64_t pair = 0; pair < kGroup / 2; ++pair, from += 2)
+      std::memcpy(to.group(g) + pair * 2 * kBlockOutputs + 2 * to.lane, from, 2);
+}
+
+// (OCP 8-bit Floating Point Specification 1.0: 1 sign, 4 exponent and 3 mantissa bits; no infinities, one NaN.)
+float e4m3(uint8_t byte) {
+  const uint32_t rest = byte & 0x7f;
+  const uint32_t wide = static_cast<uint32_t>(byte & 0x80) << 24 | (rest == 0x7f ? 0x7fc00000 : rest << 20);
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return rest == 0x7f ? value : value * 0x1p120f;  // the exponent's bias is 7 instead of 127
+}
+
+void unpack_f8(const Layout& layout, const uint8_t* header, int64_t lane, int64_t group, float* values) {
+  float scale;
+  std::memcpy(&scale, header + 4 * lane, sizeof scale);
+  const uint8_t* numbers = header + layout.span_header + group * layout.group_bytes();
+  for (int64_t k = 0; k < kGroup; ++k)
+    values[k] = scale * e4m3(numbers[k / 2 * 2 * kBlockOutputs + 2 * lane + k % 2]);
+}
+
 void pack_span(Format format, const uint8_t* from, const Place& to) {
   switch (format) {
     case Format::q8_0: return pack_q8_0(from, to);
@@ -165,6 +191,7 @@ void pack_span(Format format, const uint8_t* from, const Place& to) {
     case Format::q6_k: return pack_q6_k(from, to);
     case Format::u4:
     case Format::u8: return pack_zeroed(from, to);
+    case Format::f8: return pack_f8(from, to);
     default: return pack_small(format, from, to);
   }
 }
@@ -181,6 +208,7 @@ int64_t file_span_bytes(Format format, int64_t span_inputs) {
     case Format::q6_k: return 210;
     case Format::u4: return 8 + span_inputs / 2;
     case Format::u8: return 8 + span_inputs;
+    case Format::f8: return 4 + span_inputs;
     case Format::plain: break;
   }
   return 0;
@@ -219,6 +247,7 @@ void pack_blocks(Format format, int64_t span_inputs, const void* rows, int64_t f
 void unpack_group(Format format, const Layout& layout, const uint8_t* block, int64_t lane, int64_t group,
                   float* values) {
   const uint8_t* header = block + group / layout.span * layout.span_bytes();
+  if (format == Format::f8) return unpack_f8(layout, header, lane, group % layout.span, values);
   const uint8_t* own = header + layout.span_header + group % layout.span * layout.group_bytes();
   Numbers q;
   unpack_numbers(layout.bits, own + layout.group_header + 4 * lane, q);

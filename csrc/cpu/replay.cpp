@@ -65,7 +65,8 @@ const char* name(const StoreKV&) { return "store_kv"; }
 const char* name(const Attention&) { return "attention"; }
 
 void invoke(const Kernels& kernels, const Linear& call) {
-  (call.format == Format::plain ? kernels.linear : kernels.linear_integer)(call);
+  const bool floats = call.format == Format::plain || call.format == Format::f8;
+  (floats ? kernels.linear : kernels.linear_integer)(call);
 }
 void invoke(const Kernels& kernels, const Embedding& call) { kernels.embedding(call); }
 void invoke(const Kernels& kernels, const Norm& call) { kernels.norm(call); }

@@ -149,6 +149,51 @@ def test_groups_of_zeros_and_of_tiny_numbers_add_nothing() -> None:
     assert torch.equal(kernels.logits(x, packed("Q4_1", weight, torch.float32)), expected)
 
 
+def eight_bit_floats(out_size: int, in_size: int, span: int, seed: int = 0) -> np.ndarray:
+    """Blocks of F8_E4M3:span: any numbers but NaN, with scales of about 0.01."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(0, 256, (out_size, in_size // span, span), np.uint8)
+    numbers[(numbers & 0x7F) == 0x7F] = 0
+    scales = (rng.standard_normal(numbers.shape[:2]) * 0.01).astype(np.float32)
+    return np.concatenate([scales[..., None].view(np.uint8), numbers], axis=-1).reshape(-1)
+
+
+@pytest.mark.parametrize("span", [32, 128])
+def test_8_bit_floats_give_the_bits_of_the_same_weights_in_bfloat16(span: int) -> None:
+    name = f"F8_E4M3:{span}"
+    assert kernels.keeps(name)
+    for out_size, blocks, count in [(16, 1, 1), (40, 3, 2), (33, 2, 13), (64, 5, 70), (96, 2, 300)]:
+        in_size = blocks * span
+        data = eight_bit_floats(out_size, in_size, span, seed=count)
+        values = torch.from_numpy(to_float32(name, data).reshape(out_size, in_size))
+        kept = kernels.pack_blocks(name, data, (out_size, in_size), torch.bfloat16)
+        assert isinstance(kept, kernels.PackedWeight)
+        assert kept.data.nbytes * out_size <= len(data) * (out_size + 15) // 16 * 16
+        x = rows(count, in_size)
+        assert torch.equal(kernels.logits(x, kept), kernels.logits(x, kernels.pack_weight(values.bfloat16())))
+        ids = torch.tensor([out_size - 1, 0, 7])
+        assert torch.equal(kernels.embedding(ids, kept, 1.0, torch.float32), values[ids])
+    gated = kernels.pack_blocks(name, data, (out_size, in_size), torch.bfloat16, gated=True)
+    wide = kernels.pack_weight(values.bfloat16(), gated=True)
+    assert torch.equal(kernels.gated_linear(x, gated, None, "silu"), kernels.gated_linear(x, wide, None, "silu"))
+
+
+def test_every_8_bit_float_is_what_torch_says() -> None:
+    numbers = np.arange(256, dtype=np.uint8).repeat(32).reshape(256, 32)
+    data = np.concatenate([np.ones((256, 1), np.float32).view(np.uint8), numbers], axis=1).reshape(-1)
+    kept = kernels.pack_blocks("F8_E4M3:32", data, (256, 32), torch.bfloat16)
+    x = torch.zeros(1, 32).bfloat16()
+    x[0, 5] = 1.0
+    expected = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    assert torch.equal(kernels.logits(x, kept)[0].nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert expected.isnan().sum() == 2
+
+
+def test_8_bit_floats_are_not_kept_for_products_in_float32() -> None:
+    with pytest.raises(ValueError, match="widened to bfloat16"):
+        kernels.empty_weight((32, 32), torch.float32, False, "F8_E4M3:32")
+
+
 def test_rows_are_packed_in_any_pieces() -> None:
     weight = draw("Q5_K", 50, 512)
     whole = packed("Q5_K", weight, torch.bfloat16)

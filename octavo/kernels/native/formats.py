@@ -6,7 +6,7 @@ __all__ = ["Format", "format_of", "keeps"]
 
 _GROUP = 32
 _BY_NAME = {"Q4_0": 1, "Q4_1": 2, "Q5_0": 3, "Q5_1": 4, "Q8_0": 5, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8}
-_WITH_SPAN = {"U4": 9, "U8": 10}
+_WITH_SPAN = {"U4": 9, "U8": 10, "F8_E4M3": 11}
 
 
 class Format(NamedTuple):

@@ -34,6 +34,8 @@ _PIECE = 1 << 18
 def empty_weight(shape: tuple[int, int], dtype: torch.dtype, gated: bool = False, kept_as: str = "") -> PackedWeight:
     if gated and shape[0] % 2:
         raise ValueError(f"a gate and an up projection are two halves, got {shape[0]} outputs")
+    if kept_as.startswith("F8") and dtype != torch.bfloat16:
+        raise ValueError(f"8-bit floats are widened to bfloat16 in products, not to {dtype}")
     if kept_as:
         num_bytes = _native.packed_block_bytes(*format_of(kept_as), *shape, gated)
     else:
