@@ -61,7 +61,8 @@ def hf_dir(reference: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory)
 
 def generate(model: Path, **options: Any) -> list[list[int]]:
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    with LLM(str(model), dtype="float32", max_model_len=1024, disable_log_stats=True, **options) as llm:
+    options = {"dtype": "float32", "max_model_len": 1024, "disable_log_stats": True, **options}
+    with LLM(str(model), **options) as llm:
         return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params, use_tqdm=False)]
 
 
@@ -110,12 +111,19 @@ def test_the_file_as_it_is_stays_close_to_the_same_weights_in_float32(reference:
     assert sum(shifted) / len(shifted) > 1.0
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "kv_cache_dtype": "int8"}],
+    ids=["float32", "quantized", "quantized, cache too"],
+)
 def test_chunks_cache_preemption_and_overlap_leave_the_tokens_alone(
-    gguf: Path, continuations: list[list[int]], tmp_path: Path
+    gguf: Path, numbers: dict[str, str], tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.jsonl"
+    easy = generate(gguf, **numbers)
     tight = generate(
         gguf,
+        **numbers,
         step_trace=str(trace),
         long_prefill_token_threshold=3,
         num_gpu_blocks_override=64,
@@ -123,7 +131,7 @@ def test_chunks_cache_preemption_and_overlap_leave_the_tokens_alone(
         async_scheduling=True,
     )
     steps = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert tight == continuations
+    assert tight == easy
     assert max(step["in_flight"] for step in steps) == 2
     assert max(request["scheduled"] for step in steps for request in step["requests"]) <= 64
 
