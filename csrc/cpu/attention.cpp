@@ -136,8 +136,8 @@ class TileAttention {
   // copy, and the bits are to be the same wherever partitions are merged.
   __attribute__((noinline)) void merge(const State& part, State& whole) const {
     const f32x16 old_most = load(whole.most), most = load(part.most);
-    const f32x16 peak = select((most > old_most) | (most != most), most, old_most);
-    const i32x16 nothing = most == -__builtin_inff();
+    const f32x16 peak = select(less(old_most, most) | is_nan(most), most, old_most);
+    const i32x16 nothing = equal(most, splat(-__builtin_inff()));
     const f32x16 old_share = select(nothing, splat(1.0f), exp(old_most - peak));
     const f32x16 share = select(nothing, f32x16{}, exp(most - peak));
     store(whole.most, peak);
@@ -294,11 +294,12 @@ class TileAttention {
       if (call_.softcap > 0.0f) score = tanh(score / call_.softcap) * call_.softcap;
       // Chosen, not multiplied: a lane that is hidden may hold anything.
       const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-      const i32x16 seen = (lane >= static_cast<int32_t>(std::max<int64_t>(begin_[v] - position, 0))) &
-                          (lane < static_cast<int32_t>(std::min<int64_t>(end_[v] - position, kLanes)));
+      const int32_t begin = static_cast<int32_t>(std::max<int64_t>(begin_[v] - position, 0));
+      const int32_t end = static_cast<int32_t>(std::min<int64_t>(end_[v] - position, kLanes));
+      const i32x16 seen = reaches(lane, begin - i32x16{}) & less(lane, end - i32x16{});
       score = select(seen, score, nothing);
       store(weights + (position - low), score);
-      most = select(score != score, score, max(score, most));
+      most = select(is_nan(score), score, max(score, most));
     }
     const float peak = max_lane(most);
     state.most[v] = peak;

@@ -99,7 +99,8 @@ OCTAVO_INLINE f32x16 load_halves(const uint8_t* at) {
   const u32x16 normal = (rest << 13) + (112u << 23);
   const u32x16 full = (rest << 13) | 0x7f800000u;
   const u32x16 small = (u32x16)(__builtin_convertvector((i32x16)rest, f32x16) * 0x1p-24f);
-  const u32x16 is_small = (u32x16)(rest < 0x400u), is_full = (u32x16)(rest >= 0x7c00u);
+  const u32x16 is_small = (u32x16)less((i32x16)rest, 0x400 - i32x16{});
+  const u32x16 is_full = (u32x16)reaches((i32x16)rest, 0x7c00 - i32x16{});
   return (f32x16)(sign | (is_small & small) | (is_full & full) | (~(is_small | is_full) & normal));
 #endif
 }
@@ -160,13 +161,21 @@ OCTAVO_INLINE i32x16 nearest(f32x16 value) {
 #endif
 }
 
+using i32x4 = int32_t __attribute__((vector_size(16)));
+
 // All lanes put together by an operation whose order does not matter.
 template <typename Join>
 OCTAVO_INLINE int32_t joined(i32x16 value, const Join& join) {
+#if defined(__AVX512F__)
   const auto eight = join(__builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7),
                           __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15));
   const auto four = join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
                          __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+#else
+  i32x4 fours[4];
+  std::memcpy(fours, &value, sizeof fours);
+  const i32x4 four = join(join(fours[0], fours[2]), join(fours[1], fours[3]));
+#endif
   const auto two = join(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
   return join(two, __builtin_shufflevector(two, two, 1, 0, 3, 2))[0];
 }

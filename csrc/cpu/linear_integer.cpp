@@ -61,8 +61,7 @@ OCTAVO_INLINE void quantize_group(const T* from, Lanes first_lanes, Lanes second
   const f32x16 x[2] = {load(from, first_lanes), load(from + kLanes, second_lanes)};
   // Bits of numbers without a sign are in the numbers' order, infinity and then NaN at the end.
   const i32x16 a = (i32x16)x[0] & 0x7fffffff, b = (i32x16)x[1] & 0x7fffffff;
-  const i32x16 larger = a > b, bits = (larger & a) | (~larger & b);
-  const int32_t most_bits = largest_of(bits);
+  const int32_t most_bits = largest_of(max(a, b));
   float most;
   std::memcpy(&most, &most_bits, sizeof most);
   const bool whole = most_bits < 0x7f800000;

@@ -49,7 +49,7 @@ OCTAVO_INLINE uint32_t at_least(f32x16 value, f32x16 bound) {
   const int high = _mm256_movemask_ps(_mm256_cmp_ps(values[1], bounds[1], _CMP_GE_OQ));
   return static_cast<uint32_t>(low) | static_cast<uint32_t>(high) << 8;
 #else
-  const i32x16 reached = value >= bound;
+  const i32x16 reached = reaches(value, bound);
   uint32_t bits = 0;
   for (int lane = 0; lane < kLanes; ++lane) bits |= (static_cast<uint32_t>(reached[lane]) & 1u) << lane;
   return bits;
@@ -84,7 +84,7 @@ OCTAVO_INLINE Scanned scan(const float* logits, int64_t count, float* maxima) {
     f32x16 most = splat(kLowest);
     by_sixteens(logits + group, count - group < kGroup ? count - group : kGroup, [&](int64_t, const float* sixteen) {
       const f32x16 value = load(sixteen);
-      nan |= value != value;
+      nan |= is_nan(value);
       most = max(value, most);
     });
     if (maxima != nullptr) store(maxima + group / kLanes, most);
@@ -95,16 +95,18 @@ OCTAVO_INLINE Scanned scan(const float* logits, int64_t count, float* maxima) {
 
 // e^x for x <= 0 within 1 unit in the last place or so; 0 from -708 down.
 // x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by the Taylor polynomial of degree 13 (its error there is 4e-18).
-OCTAVO_INLINE f64x8 exp(f64x8 x) {
-  const f64x8 low = f64x8{} - 708.0;
-  const i64x8 nothing = x < low;
-  const f64x8 bounded = (f64x8)(((i64x8)low & nothing) | ((i64x8)x & ~nothing));
-  const f64x8 magic = f64x8{} + 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to a whole number
-  const f64x8 shifted = bounded * 1.4426950408889634074 + magic;
-  const f64x8 n = shifted - magic;
-  f64x8 r = bounded - n * 6.93147180369123816490e-01;
+template <typename Doubles>
+OCTAVO_INLINE Doubles exp_doubles(Doubles x) {
+  using Integers = decltype(x < x);
+  const Doubles low = Doubles{} - 708.0;
+  const Integers nothing = x < low;
+  const Doubles bounded = select(nothing, low, x);
+  const Doubles magic = Doubles{} + 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to a whole number
+  const Doubles shifted = bounded * 1.4426950408889634074 + magic;
+  const Doubles n = shifted - magic;
+  Doubles r = bounded - n * 6.93147180369123816490e-01;
   r = r - n * 1.90821492927058770002e-10;
-  f64x8 p = f64x8{} + 1.0 / 6227020800.0;
+  Doubles p = Doubles{} + 1.0 / 6227020800.0;
   p = p * r + 1.0 / 479001600.0;
   p = p * r + 1.0 / 39916800.0;
   p = p * r + 1.0 / 3628800.0;
@@ -118,9 +120,12 @@ OCTAVO_INLINE f64x8 exp(f64x8 x) {
   p = p * r + 0.5;
   p = p * r + 1.0;
   p = p * r + 1.0;
-  const i64x8 whole = (i64x8)shifted - (i64x8)magic;
-  const f64x8 found = p * (f64x8)((whole + 1023) << 52);
-  return (f64x8)((i64x8)found & ~nothing);
+  const Integers whole = (Integers)shifted - (Integers)magic;
+  const Doubles found = p * (Doubles)((whole + 1023) << 52);
+  return (Doubles)((Integers)found & ~nothing);
+}
+OCTAVO_INLINE f64x8 exp(f64x8 x) {
+  return by_registers([](auto part) { return exp_doubles(part); }, x);
 }
 
 // What tokens are drawn in proportion to: e^((logit - best) / temperature), 1 for the best, be it infinite.
@@ -129,7 +134,7 @@ OCTAVO_INLINE f64x8 weights_of(const float* eight, double best, double per_tempe
   std::memcpy(&logits, eight, sizeof logits);
   const f64x8 value = __builtin_convertvector(logits, f64x8);
   const f64x8 below = (value - best) * per_temperature;
-  return exp((f64x8)((i64x8)below & ~(i64x8)(value == best)));
+  return exp((f64x8)((i64x8)below & ~equal(value, f64x8{} + best)));
 }
 
 // Sum of the weights of a chunk.
@@ -160,7 +165,7 @@ OCTAVO_INLINE double sum_groups(const float* at, int64_t count, const Value& val
 
 // The weights in single precision.
 OCTAVO_INLINE f32x16 rough_weights(f32x16 logits, float best, float per_temperature) {
-  return exp(select(logits == splat(best), f32x16{}, (logits - best) * per_temperature));
+  return exp(select(equal(logits, splat(best)), f32x16{}, (logits - best) * per_temperature));
 }
 
 // Sum of e^(logit - best): for logprobs, which are single.
@@ -171,7 +176,7 @@ OCTAVO_INLINE double sum_exponentials(const float* logits, int64_t count, float 
 // How many are at least `bound`. `values`: whole vectors.
 OCTAVO_INLINE int64_t count_from(const float* values, int64_t size, float bound) {
   i32x16 reached = {};
-  for (int64_t i = 0; i < size; i += kLanes) reached = reached - (load(values + i) >= splat(bound));
+  for (int64_t i = 0; i < size; i += kLanes) reached = reached - reaches(load(values + i), splat(bound));
   return sum_lanes(reached);
 }
 
@@ -243,7 +248,7 @@ OCTAVO_INLINE float bound_of_weight(const float* logits, int64_t count, float be
   const double enough = wanted * (1.0 + 1e-5);
   const float least = highest_bound(0.0f, 1.0f, [&](float bound) {
     const double weight = sum_groups(room, (count + kLanes - 1) / kLanes * kLanes, [&](int64_t, f32x16 weights) {
-      return select(weights >= splat(bound), weights, f32x16{});
+      return select(reaches(weights, splat(bound)), weights, f32x16{});
     });
     return weight < enough ? Verdict::too_high : weight > 1.02 * enough ? Verdict::low_enough : Verdict::found;
   });
@@ -289,13 +294,13 @@ OCTAVO_INLINE int64_t count_before(const float* logits, int64_t count, int64_t i
   i32x16 before = {};
   // Lower ids are before it when they are equal. The vector in which it stands is looked at lane by lane.
   const int64_t at = id - id % kLanes;
-  by_sixteens(logits, at, [&](int64_t, const float* sixteen) { before = before - (load(sixteen) >= own); });
+  by_sixteens(logits, at, [&](int64_t, const float* sixteen) { before = before - reaches(load(sixteen), own); });
   int64_t found = 0;
   for (int64_t i = at; i < count && i < at + kLanes; ++i)
     found += logits[i] > logits[id] || (i < id && logits[i] == logits[id]);
   if (at + kLanes < count)
     by_sixteens(logits + at + kLanes, count - at - kLanes,
-                [&](int64_t, const float* sixteen) { before = before - (load(sixteen) > own); });
+                [&](int64_t, const float* sixteen) { before = before - less(own, load(sixteen)); });
   return found + sum_lanes(before);
 }
 

@@ -3,15 +3,17 @@
 // A file that includes this is compiled once for each level (see CMakeLists.txt) with OCTAVO_LEVEL naming the namespace
 // of the level; the compiler lowers a 64-byte vector to one AVX-512 register, two AVX2 registers or four SSE ones. What a
 // level does better than that (a bf16 dot product) is in the kernel that uses it, behind the compiler's feature macro.
+// What gcc 12 does not lower but takes lane by lane, comparisons above all, goes by registers (by_registers, less, …).
 #pragma once
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #define OCTAVO_INLINE __attribute__((always_inline)) inline
 
@@ -24,6 +26,83 @@ using f32x16 = float __attribute__((vector_size(64)));
 using i32x16 = int32_t __attribute__((vector_size(64)));
 using u32x16 = uint32_t __attribute__((vector_size(64)));
 using u16x16 = uint16_t __attribute__((vector_size(32)));
+
+// The bytes of a register, and what one holds of a vector of 64 bytes, by the type of its lanes.
+#if defined(__AVX512F__)
+constexpr int kRegisterBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kRegisterBytes = 32;
+#else
+constexpr int kRegisterBytes = 16;
+#endif
+template <typename Lane>
+struct RegisterOf;
+template <>
+struct RegisterOf<float> {
+  using Type = float __attribute__((vector_size(kRegisterBytes)));
+  using Whole = float __attribute__((vector_size(64)));
+};
+template <>
+struct RegisterOf<int32_t> {
+  using Type = int32_t __attribute__((vector_size(kRegisterBytes)));
+  using Whole = int32_t __attribute__((vector_size(64)));
+};
+template <>
+struct RegisterOf<uint32_t> {
+  using Type = uint32_t __attribute__((vector_size(kRegisterBytes)));
+  using Whole = uint32_t __attribute__((vector_size(64)));
+};
+template <>
+struct RegisterOf<double> {
+  using Type = double __attribute__((vector_size(kRegisterBytes)));
+  using Whole = double __attribute__((vector_size(64)));
+};
+template <>
+struct RegisterOf<int64_t> {
+  using Type = int64_t __attribute__((vector_size(kRegisterBytes)));
+  using Whole = int64_t __attribute__((vector_size(64)));
+};
+template <typename Vector>
+using LaneOf = std::remove_reference_t<decltype(std::declval<Vector&>()[0])>;
+
+// An operation on the lanes of vectors of 64 bytes, done with one register of each after the other.
+template <typename Operation, typename... Vectors>
+OCTAVO_INLINE auto by_registers(const Operation& operation, const Vectors&... vectors) {
+  if constexpr (kRegisterBytes == 64) {
+    return operation(vectors...);
+  } else {
+    constexpr int kCount = 64 / kRegisterBytes;
+    const auto part = [](const auto& vector, int index) {
+      typename RegisterOf<LaneOf<std::decay_t<decltype(vector)>>>::Type found;
+      std::memcpy(&found, reinterpret_cast<const char*>(&vector) + index * kRegisterBytes, sizeof found);
+      return found;
+    };
+    using Part = decltype(operation(part(vectors, 0)...));
+    Part parts[kCount];
+    for (int index = 0; index < kCount; ++index) parts[index] = operation(part(vectors, index)...);
+    typename RegisterOf<LaneOf<Part>>::Whole found;
+    std::memcpy(&found, parts, sizeof found);
+    return found;
+  }
+}
+
+// All bits of the lanes for which it holds.
+template <typename Vector>
+OCTAVO_INLINE auto less(Vector a, Vector b) {
+  return by_registers([](auto x, auto y) { return x < y; }, a, b);
+}
+template <typename Vector>
+OCTAVO_INLINE auto reaches(Vector a, Vector b) {
+  return by_registers([](auto x, auto y) { return x >= y; }, a, b);
+}
+template <typename Vector>
+OCTAVO_INLINE auto equal(Vector a, Vector b) {
+  return by_registers([](auto x, auto y) { return x == y; }, a, b);
+}
+template <typename Vector>
+OCTAVO_INLINE auto is_nan(Vector a) {
+  return by_registers([](auto x) { return x != x; }, a);
+}
 
 OCTAVO_INLINE f32x16 splat(float value) { return value - f32x16{}; }
 
@@ -54,11 +133,16 @@ OCTAVO_INLINE f32x16 load(const bf16* at) {
 
 // Rounds to nearest, ties to even; a NaN stays one.
 OCTAVO_INLINE void store(bf16* at, f32x16 value) {
-  const u32x16 bits = (u32x16)value;
-  const u32x16 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const i32x16 is_nan = value != value;
-  const u32x16 chosen = ((u32x16)is_nan & (bits | 0x400000u)) | (~(u32x16)is_nan & rounded);
-  const u16x16 halves = __builtin_convertvector(chosen >> 16, u16x16);
+  const u32x16 upper = by_registers(
+      [](auto part) {
+        using Bits = RegisterOf<uint32_t>::Type;
+        const Bits bits = (Bits)part;
+        const Bits rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+        const Bits nan = (Bits)(part != part);
+        return ((nan & (bits | 0x400000u)) | (~nan & rounded)) >> 16;
+      },
+      value);
+  const u16x16 halves = __builtin_convertvector(upper, u16x16);
   std::memcpy(at, &halves, sizeof halves);
 }
 
@@ -111,11 +195,16 @@ OCTAVO_INLINE void by_vectors(int64_t size, const Visit& visit) {
   if (i < size) visit(i, static_cast<int>(size - i));
 }
 
-OCTAVO_INLINE f32x16 select(i32x16 mask, f32x16 yes, f32x16 no) {
-  return (f32x16)(((i32x16)yes & mask) | ((i32x16)no & ~mask));
+template <typename Mask, typename Vector>
+OCTAVO_INLINE Vector select(Mask mask, Vector yes, Vector no) {
+  return (Vector)(((Mask)yes & mask) | ((Mask)no & ~mask));
 }
 
-OCTAVO_INLINE f32x16 max(f32x16 a, f32x16 b) { return select(a > b, a, b); }
+// The second where one is NaN.
+template <typename Vector>
+OCTAVO_INLINE Vector max(Vector a, Vector b) {
+  return by_registers([](auto x, auto y) { return select(x > y, x, y); }, a, b);
+}
 
 // Halves are added to halves: the same order wherever the lanes come from.
 OCTAVO_INLINE float sum(f32x16 value) {
@@ -138,15 +227,18 @@ OCTAVO_INLINE float max_lane(f32x16 value) {
 
 // e^x within 2 units in the last place; 0 from about -87.3 down, infinity from about 88.7 up, NaN for NaN.
 // x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by the Taylor polynomial of degree 7 (its error there is 5e-9).
-OCTAVO_INLINE f32x16 exp(f32x16 x) {
-  const f32x16 low = splat(-87.33654f), high = splat(88.72283f);
-  const f32x16 bounded = select(x < low, low, select(x > high, high, x));
-  const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  const f32x16 shifted = bounded * 1.44269504088896341f + magic;
-  const f32x16 n = shifted - magic;
-  f32x16 r = bounded - n * 0.693359375f;
+template <typename Floats>
+OCTAVO_INLINE Floats exp_register(Floats x) {
+  using Integers = decltype(x < x);
+  const auto same = [](float value) { return value - Floats{}; };
+  const Floats low = same(-87.33654f), high = same(88.72283f);
+  const Floats bounded = select(x < low, low, select(x > high, high, x));
+  const Floats magic = same(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  const Floats shifted = bounded * 1.44269504088896341f + magic;
+  const Floats n = shifted - magic;
+  Floats r = bounded - n * 0.693359375f;
   r = r - n * -2.12194440e-4f;
-  f32x16 p = splat(1.0f / 5040.0f);
+  Floats p = same(1.0f / 5040.0f);
   p = p * r + 1.0f / 720.0f;
   p = p * r + 1.0f / 120.0f;
   p = p * r + 1.0f / 24.0f;
@@ -155,34 +247,47 @@ OCTAVO_INLINE f32x16 exp(f32x16 x) {
   p = p * r + 1.0f;
   p = p * r + 1.0f;
   // 2^n in two factors, for n = 128 has no float of its own.
-  const i32x16 whole = __builtin_convertvector(n, i32x16);
-  const i32x16 half = whole >> 1;
-  const f32x16 first = (f32x16)((half + 127) << 23), second = (f32x16)((whole - half + 127) << 23);
-  f32x16 found = p * first * second;
-  found = select(x < low, f32x16{}, found);
-  found = select(x > high, splat(__builtin_inff()), found);
+  const Integers whole = __builtin_convertvector(n, Integers);
+  const Integers half = whole >> 1;
+  const Floats first = (Floats)((half + 127) << 23), second = (Floats)((whole - half + 127) << 23);
+  Floats found = p * first * second;
+  found = select(x < low, Floats{}, found);
+  found = select(x > high, same(__builtin_inff()), found);
   return select(x != x, x, found);
 }
+OCTAVO_INLINE f32x16 exp(f32x16 x) {
+  return by_registers([](auto part) { return exp_register(part); }, x);
+}
 
-OCTAVO_INLINE f32x16 tanh(f32x16 x) {
+template <typename Floats>
+OCTAVO_INLINE Floats tanh_register(Floats x) {
+  using Integers = decltype(x < x);
   // With e = exp(-2|x|): tanh|x| = (1 - e) / (1 + e).
-  const f32x16 size = (f32x16)((u32x16)x & 0x7fffffffu);
-  const f32x16 e = exp(size * -2.0f);
-  const f32x16 found = (1.0f - e) / (1.0f + e);
-  return (f32x16)((u32x16)found | ((u32x16)x & 0x80000000u));
+  const Floats size = (Floats)((Integers)x & INT32_MAX);
+  const Floats e = exp_register(size * -2.0f);
+  const Floats found = (1.0f - e) / (1.0f + e);
+  return (Floats)((Integers)found | ((Integers)x & INT32_MIN));
+}
+OCTAVO_INLINE f32x16 tanh(f32x16 x) {
+  return by_registers([](auto part) { return tanh_register(part); }, x);
 }
 
 // Within 1.5e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
-OCTAVO_INLINE f32x16 erf(f32x16 x) {
-  const f32x16 size = (f32x16)((u32x16)x & 0x7fffffffu);
-  const f32x16 t = 1.0f / (1.0f + 0.3275911f * size);
-  f32x16 p = splat(1.061405429f);
+template <typename Floats>
+OCTAVO_INLINE Floats erf_register(Floats x) {
+  using Integers = decltype(x < x);
+  const Floats size = (Floats)((Integers)x & INT32_MAX);
+  const Floats t = 1.0f / (1.0f + 0.3275911f * size);
+  Floats p = 1.061405429f - Floats{};
   p = p * t - 1.453152027f;
   p = p * t + 1.421413741f;
   p = p * t - 0.284496736f;
   p = p * t + 0.254829592f;
-  const f32x16 found = 1.0f - p * t * exp(-size * size);
-  return (f32x16)((u32x16)found | ((u32x16)x & 0x80000000u));
+  const Floats found = 1.0f - p * t * exp_register(-size * size);
+  return (Floats)((Integers)found | ((Integers)x & INT32_MIN));
+}
+OCTAVO_INLINE f32x16 erf(f32x16 x) {
+  return by_registers([](auto part) { return erf_register(part); }, x);
 }
 
 // An array of its own, cleared. Levels use no std::vector: of a template that several files instantiate the linker keeps
