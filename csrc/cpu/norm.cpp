@@ -1,6 +1,7 @@
 // RMSNorm and LayerNorm of rows, or of each head of a row: in float32, rounded once.
 
 #include <cmath>
+#include <type_traits>
 
 #include "kernels.hpp"
 #include "levels.hpp"
@@ -33,12 +34,21 @@ void norm_head(const Norm& call, const X* x, const W* weight, const W* bias, con
     squares = squares + value * value;
   });
   const float scale = 1.0f / std::sqrt(sum(squares) / size + call.eps);
-  by_vectors(call.size, [&](int64_t i, auto lanes) {
-    f32x16 normed = centered(load(x + i, lanes), mean, lanes) * scale * load(weight + i, lanes);
-    if (bias != nullptr) normed = normed + load(bias + i, lanes);
-    if (addend != nullptr) normed = normed + load(addend + i, lanes);
-    store(out + i, normed, lanes);
-  });
+  // A loop for each case: with a branch between product and sum it is up to the compiler whether they are fused. They are
+  // in whole vectors, and not in the rest of a row.
+  const auto write = [&](auto biased, auto added) {
+    by_vectors(call.size, [&](int64_t i, auto lanes) {
+      f32x16 normed = centered(load(x + i, lanes), mean, lanes) * scale * load(weight + i, lanes);
+      if constexpr (std::is_same_v<decltype(lanes), int>) asm("" : "+m"(normed));
+      if constexpr (biased) normed = normed + load(bias + i, lanes);
+      if constexpr (added) normed = normed + load(addend + i, lanes);
+      store(out + i, normed, lanes);
+    });
+  };
+  constexpr std::true_type yes;
+  constexpr std::false_type no;
+  if (bias != nullptr) addend != nullptr ? write(yes, yes) : write(yes, no);
+  else addend != nullptr ? write(no, yes) : write(no, no);
 }
 
 template <typename X, typename W, typename Out>

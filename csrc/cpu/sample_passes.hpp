@@ -95,18 +95,16 @@ OCTAVO_INLINE Scanned scan(const float* logits, int64_t count, float* maxima) {
 
 // e^x for x <= 0 within 1 unit in the last place or so; 0 from -708 down.
 // x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by the Taylor polynomial of degree 13 (its error there is 4e-18).
-template <typename Doubles>
-OCTAVO_INLINE Doubles exp_doubles(Doubles x) {
-  using Integers = decltype(x < x);
-  const Doubles low = Doubles{} - 708.0;
-  const Integers nothing = x < low;
-  const Doubles bounded = select(nothing, low, x);
-  const Doubles magic = Doubles{} + 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to a whole number
-  const Doubles shifted = bounded * 1.4426950408889634074 + magic;
-  const Doubles n = shifted - magic;
-  Doubles r = bounded - n * 6.93147180369123816490e-01;
+OCTAVO_INLINE f64x8 exp(f64x8 x) {
+  const f64x8 low = f64x8{} - 708.0;
+  const i64x8 nothing = x < low;
+  const f64x8 bounded = (f64x8)(((i64x8)low & nothing) | ((i64x8)x & ~nothing));
+  const f64x8 magic = f64x8{} + 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to a whole number
+  const f64x8 shifted = bounded * 1.4426950408889634074 + magic;
+  const f64x8 n = shifted - magic;
+  f64x8 r = bounded - n * 6.93147180369123816490e-01;
   r = r - n * 1.90821492927058770002e-10;
-  Doubles p = Doubles{} + 1.0 / 6227020800.0;
+  f64x8 p = f64x8{} + 1.0 / 6227020800.0;
   p = p * r + 1.0 / 479001600.0;
   p = p * r + 1.0 / 39916800.0;
   p = p * r + 1.0 / 3628800.0;
@@ -120,12 +118,9 @@ OCTAVO_INLINE Doubles exp_doubles(Doubles x) {
   p = p * r + 0.5;
   p = p * r + 1.0;
   p = p * r + 1.0;
-  const Integers whole = (Integers)shifted - (Integers)magic;
-  const Doubles found = p * (Doubles)((whole + 1023) << 52);
-  return (Doubles)((Integers)found & ~nothing);
-}
-OCTAVO_INLINE f64x8 exp(f64x8 x) {
-  return by_registers([](auto part) { return exp_doubles(part); }, x);
+  const i64x8 whole = (i64x8)shifted - (i64x8)magic;
+  const f64x8 found = p * (f64x8)((whole + 1023) << 52);
+  return (f64x8)((i64x8)found & ~nothing);
 }
 
 // What tokens are drawn in proportion to: e^((logit - best) / temperature), 1 for the best, be it infinite.
@@ -134,7 +129,7 @@ OCTAVO_INLINE f64x8 weights_of(const float* eight, double best, double per_tempe
   std::memcpy(&logits, eight, sizeof logits);
   const f64x8 value = __builtin_convertvector(logits, f64x8);
   const f64x8 below = (value - best) * per_temperature;
-  return exp((f64x8)((i64x8)below & ~equal(value, f64x8{} + best)));
+  return exp((f64x8)((i64x8)below & ~(i64x8)(value == best)));
 }
 
 // Sum of the weights of a chunk.
