@@ -104,6 +104,16 @@ def _report_quantized(model: nn.Module, config: ModelConfig) -> None:
     )
 
 
+def _way_out(config: ModelConfig, tensors: CheckpointTensors) -> str:
+    """What to do about weights that do not fit."""
+    quantized = any(kernels.keeps(name) for name in tensors.types.values())
+    if quantized and not _keeps_quantized(config):
+        return "without --dtype float32 the checkpoint's weights stay quantized"
+    if not quantized and config.quantization != "int4":
+        return "choose a smaller model, or quantize it while it is loaded (--quantization int4)"
+    return "choose a smaller model"
+
+
 def _keeps_quantized(config: ModelConfig) -> bool:
     """Products with quantized weights round their inputs to 8 bits; who asks for float32 wants no rounding."""
     return config.dtype != "float32"
@@ -151,7 +161,7 @@ def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> 
     if total > available:
         raise ModelError(
             f"{config.path}: the weights need {total / 2**30:.1f} GiB as {kinds}, and "
-            f"{available / 2**30:.1f} GiB of memory are available; choose a smaller model"
+            f"{available / 2**30:.1f} GiB of memory are available; {_way_out(config, tensors)}"
         )
     done = 0
     progress("loading weights", 0.0)
