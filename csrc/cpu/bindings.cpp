@@ -105,7 +105,6 @@ NB_MODULE(_native, m) {
     const nb::gil_scoped_release release;
     pack(static_cast<Type>(type), at<void>(weight), first_row, rows, out_size, in_size, gated, at<void>(packed));
   });
-  m.attr("FORMATS") = kFormats;
   m.def("packed_block_bytes", [](int format, int64_t span, int64_t out_size, int64_t in_size, bool gated) {
     return packed_block_bytes(static_cast<Format>(format), span, out_size, in_size, gated);
   });

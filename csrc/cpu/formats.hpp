@@ -38,7 +38,6 @@ namespace octavo {
 
 // plain: not quantized, see Linear.
 enum class Format : int { plain = 0, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, u4, u8, f8 };
-constexpr int kFormats = 12;
 
 constexpr int64_t kGroup = 32;         // inputs
 constexpr int64_t kBlockOutputs = 16;

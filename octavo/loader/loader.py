@@ -121,9 +121,6 @@ def _keeps_quantized(config: ModelConfig) -> bool:
 
 def _report_widened(parameters: list[WeightParameter], config: ModelConfig) -> None:
     """What was quantized and is not any more, and what that costs: a token reads all weights."""
-    why = f"{kernels.chosen_provider()} kernels do not compute with them"
-    if not _keeps_quantized(config):
-        why = "float32 was asked for, in which nothing is rounded (--dtype bfloat16 keeps them)"
     stored: Counter[str] = Counter()
     wide: Counter[str] = Counter()
     for parameter in parameters:
@@ -133,8 +130,16 @@ def _report_widened(parameters: list[WeightParameter], config: ModelConfig) -> N
     for name, num_bytes in wide.items():
         logger.warning(
             "weights of type %s are widened to %s, for %s: %.1f MiB became %.1f MiB, which every token has to read",
-            *(name, config.dtype, why, stored[name] / 2**20, num_bytes / 2**20),
+            *(name, config.dtype, _why_widened(name, config), stored[name] / 2**20, num_bytes / 2**20),
         )
+
+
+def _why_widened(type_name: str, config: ModelConfig) -> str:
+    if not kernels.keeps(type_name):
+        return f"{kernels.chosen_provider()} kernels do not compute with them"
+    if not _keeps_quantized(config):
+        return "float32 was asked for, in which nothing is rounded (--dtype bfloat16 keeps them)"
+    return "gates and what they belong to lie beside each other, and here their types differ"
 
 
 def _build(config: ModelConfig) -> nn.Module:

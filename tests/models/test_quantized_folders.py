@@ -1,6 +1,7 @@
 """Models whose weights are quantized in Hugging Face's forms compute what the same model with the dequantized weights
 does: to the bit where the kernels widen them, too."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,12 +174,34 @@ def test_models_of_which_a_part_is_quantized(
     folder = make_model(**WIDTHS, vocab_size=304)  # packed by eight
     quantized, dequantized = quantized_folder(folder, tmp_path, some, config, ".weight")
     tokens = random_tokens(40)
-    expected = paged_model(dequantized).chunked(tokens, 40)
-    logits = paged_model(quantized).chunked(tokens, 40)
+    expected = paged_model(dequantized, dtype="bfloat16").chunked(tokens, 40)
+    logits = paged_model(quantized, dtype="bfloat16").chunked(tokens, 40)
     assert (logits - expected).norm() < ROUNDED * expected.norm()
+    assert torch.equal(logits, expected) == (form == "fp8")  # integers round what they are multiplied with
     monkeypatch.setenv("OCTAVO_CPU_ISA", "torch")
     logits, expected = (paged_model(path).chunked(tokens, 40) for path in (quantized, dequantized))
     assert torch.equal(logits, expected)
+
+
+def test_why_weights_are_widened_is_said(
+    make_model: Any, paged_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    quantize, config = FORMS["gptq"]
+
+    def no_gates(module: str, weight: Tensor) -> tuple[dict[str, Tensor], npt.NDArray[np.float32]] | None:
+        return None if module.endswith("gate_proj") else quantize(module, weight)
+
+    quantized, _ = quantized_folder(make_model(**WIDTHS), tmp_path, no_gates, config)
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    paged_model(quantized, dtype="bfloat16")
+    assert "here their types differ" in caplog.text
+    caplog.clear()
+    paged_model(quantized, dtype="float32")
+    assert "float32 was asked for" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "torch")
+    paged_model(quantized, dtype="bfloat16")
+    assert "torch kernels do not compute with them" in caplog.text
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -197,9 +220,9 @@ def test_quantized_embeddings(
         folder, tmp_path, compressed_by("pack-quantized", W8), config, "embed_tokens.weight"
     )
     tokens = random_tokens(40)
-    expected = paged_model(dequantized).chunked(tokens, 40)
-    logits = paged_model(quantized).chunked(tokens, 40)
-    assert (logits - expected).norm() < ROUNDED * expected.norm()
+    expected = paged_model(dequantized, dtype="bfloat16").chunked(tokens, 40)
+    logits = paged_model(quantized, dtype="bfloat16").chunked(tokens, 40)
+    assert 0 < (logits - expected).norm() < ROUNDED * expected.norm()
     monkeypatch.setenv("OCTAVO_CPU_ISA", "torch")
     logits, expected = (paged_model(path).chunked(tokens, 40) for path in (quantized, dequantized))
     assert torch.equal(logits, expected)
