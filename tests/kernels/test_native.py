@@ -140,7 +140,7 @@ def test_one_thread_and_two_give_the_same_bits(native_level: Callable[[int], Non
 
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("kept", "block_size"), [(None, 16), *itertools.product(KEPT[1:], (16, 12))])
+@pytest.mark.parametrize(("kept", "block_size"), [*itertools.product(KEPT, (16, 12)), (None, 1), (None, 128)])
 def test_a_prompt_has_the_same_bits_whole_and_in_pieces(
     make_batch: MakeBatch, dtype: torch.dtype, window: int | None, kept: torch.dtype | None, block_size: int
 ) -> None:
@@ -158,6 +158,27 @@ def test_a_prompt_has_the_same_bits_whole_and_in_pieces(
         rows = slice(first, first + size)
         piece = kernels.paged_attention(batch.query[rows], batch.kv_cache, metadata, 0.3, window)
         assert torch.equal(piece, whole[rows])
+
+
+@pytest.mark.parametrize("head_size", [16, 64, 80, 128])
+@pytest.mark.parametrize("what", ["key", "value"])
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+@pytest.mark.parametrize("window", [None, 40])
+def test_what_is_not_finite_changes_no_row_that_does_not_see_it(
+    make_batch: MakeBatch, head_size: int, what: str, number: float, window: int | None
+) -> None:
+    batch = make_batch([(90, 400)], dtype=torch.bfloat16, head_size=head_size, num_kv_heads=1)
+    finite = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.3, window)
+    position = 350
+    slot = batch.metadata.block_table[0, position // 16] * 16 + position % 16
+    key, value = batch.keys[0][position : position + 1].clone(), batch.values[0][position : position + 1].clone()
+    (key if what == "key" else value)[..., 3] = number
+    kernels.reshape_and_cache(key, value, batch.kv_cache, slot.reshape(1).long())
+    got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.3, window)
+    rows = torch.arange(310, 400)
+    sees = (rows >= position) & (rows < position + (window or 400))
+    assert torch.equal(got[~sees], finite[~sees])
+    assert not got[sees].isfinite().all()  # the control: it was there to be seen
 
 
 def test_control_another_order_of_the_sum_has_other_bits() -> None:

@@ -74,7 +74,9 @@ def emulator() -> ctypes.CDLL:
 
 def instructions() -> ctypes.CDLL:
     """The functions of ``instructions.cpp``, ready to be called."""
-    if not native():
+    if native():
+        assert "amx" in native_levels()  # to find out is to ask the system for tiles, which a process has to do once
+    else:
         emulator().octavo_amx_emulate(0)
     return library("instructions", *INSTRUCTION_FLAGS)
 
