@@ -2,8 +2,8 @@
 //
 // A step multiplies 16 rows x 32 inputs (a tile of x) by 32 inputs x 16 outputs (a tile of weights: 16 packed lines, one
 // after the other in a block) and adds the products to a tile of sums. Each sum is made in one tile, its steps in
-// ascending order: a row has the same bits whatever rows share the tile. Where a pass over the inputs is cut in parts,
-// sums are stored and loaded again as they are.
+// ascending order: a row has the same bits whatever rows share the tile. What follows the product (epilogue.hpp) is done
+// to a tile of sums between the steps of the next one: vectors and memory work while tiles are multiplied.
 //
 //   up to 16 rows: tiles 0-3 sums of four blocks │ 4 x │ 5-7 weights in turn
 //   more:          tiles 0, 1 sums of rows 0-15 and two blocks │ 2, 3 of rows 16-31 │ 4, 5 x │ 6, 7 weights
@@ -34,9 +34,9 @@ constexpr int64_t kLineBytes = 64;
 constexpr int64_t kPairRows = 2 * kTileRows;
 constexpr int64_t kInputsInCache = 1 << 20;      // bytes of inputs that stay in the second-level cache
 constexpr int64_t kFewestRows = 128;             // for which the weights are read again
-constexpr int64_t kStepsAtOnce = 12;             // two blocks' weights, 24 KiB, stay in a first-level cache of 48 KiB
 constexpr int64_t kTilesAhead = 4;               // of weights from memory
-constexpr int64_t kStepsAhead = 2;               // of x from the second-level cache
+constexpr int64_t kStepsBetween = 4;             // before some more of a pending tile is finished
+constexpr int64_t kFewRows = 4;                  // are finished at once
 
 enum class From { memory, cache };
 
@@ -46,7 +46,7 @@ OCTAVO_INLINE void prefetch_tile(const void* at) {
 }
 
 // What a pass over the inputs reads: the tiles of two times 16 rows, and blocks of weights, which are `block_words` apart.
-// `tail`: where the last inputs do not fill a step, the blocks' tiles for that step.
+// `tail`: where the last inputs do not fill a step, the blocks' tiles for that step, or null.
 struct Pass {
   const bf16* x;
   const uint32_t* weight;
@@ -79,16 +79,29 @@ OCTAVO_INLINE void each_sum(const Work& work) {
   if constexpr (Tile + 1 < Rows * Blocks) each_sum<Rows, Blocks, Tile + 1>(work);
 }
 
-// The steps from `begin` to `end` of Rows tiles of rows and Blocks blocks. sums: [16 * Rows][sums_words].
+// Sums, of rows `stride` apart, that wait for what follows the product.
+struct Pending {
+  void (*finish)(const Linear&, int64_t row, int64_t rows, int64_t block, int64_t blocks, const float*, int64_t stride);
+  int64_t row, rows, block, blocks;
+  const float* sums;
+  int64_t stride;
+  int64_t done;  // rows
+
+  OCTAVO_INLINE void some(const Linear& call, int64_t count) {
+    if (done == rows) return;
+    count = std::min(count, rows - done);
+    finish(call, row + done, count, block, blocks, sums + done * stride, stride);
+    done += count;
+  }
+};
+
+// Rows tiles of rows and Blocks blocks, and meanwhile what is `pending`. sums: [16 * Rows][sums_words].
 template <int Rows, int Blocks, From Weights>
-void add_up(const Pass& pass, int64_t begin, int64_t end, float* sums, int64_t sums_words) {
-  const int64_t stride = sums_words * 4;
-  each_sum<Rows, Blocks>([&](auto tile, int row, int block) {
-    if (begin == 0) clear_tile<decltype(tile)::value>();
-    else load_tile<decltype(tile)::value>(sums + row * kTileRows * sums_words + block * kLanes, stride);
-  });
-  const int64_t whole = std::min(end, pass.whole_steps), steps = pass.block_words / kTileWords;
-  for (int64_t step = begin; step < whole; ++step) {
+void add_up(const Linear& call, const Pass& pass, float* sums, int64_t sums_words, Pending& pending) {
+  each_sum<Rows, Blocks>([&](auto tile, int, int) { clear_tile<decltype(tile)::value>(); });
+  const int64_t whole = pass.whole_steps, steps = pass.block_words / kTileWords;
+  const int64_t turns = whole / kStepsBetween, share = turns == 0 ? 0 : (pending.rows + turns - 1) / turns;
+  for (int64_t step = 0; step < whole; ++step) {
     const bf16* x = pass.x + step * 2 * kTileHalves;
     const uint32_t* weight = pass.weight + step * kTileWords;
     if constexpr (Weights == From::memory) {
@@ -97,18 +110,18 @@ void add_up(const Pass& pass, int64_t begin, int64_t end, float* sums, int64_t s
       const uint32_t* next = pass.weight + (ahead < steps ? ahead * kTileWords
                                                           : Blocks * pass.block_words + (ahead - steps) * kTileWords);
       for (int block = 0; block < Blocks; ++block) prefetch_tile(next + block * pass.block_words);
-    } else {
-      for (int row = 0; row < Rows; ++row) prefetch_tile(x + (2 * kStepsAhead + row) * kTileHalves);
     }
     multiply_step<Rows, Blocks>(x, weight, pass.block_words);
+    if (step % kStepsBetween == kStepsBetween - 1) pending.some(call, share);
   }
-  if (end > whole) multiply_step<Rows, Blocks>(pass.x + whole * 2 * kTileHalves, pass.tail, kTileWords);
+  if (pass.tail != nullptr) multiply_step<Rows, Blocks>(pass.x + whole * 2 * kTileHalves, pass.tail, kTileWords);
+  pending.some(call, pending.rows);
   each_sum<Rows, Blocks>([&](auto tile, int row, int block) {
-    store_tile<decltype(tile)::value>(sums + row * kTileRows * sums_words + block * kLanes, stride);
+    store_tile<decltype(tile)::value>(sums + row * kTileRows * sums_words + block * kLanes, sums_words * 4);
   });
 }
 
-using AddUp = void (*)(const Pass&, int64_t, int64_t, float*, int64_t);
+using AddUp = void (*)(const Linear&, const Pass&, float*, int64_t, Pending&);
 
 template <From Weights>
 AddUp add_up_of(bool two_rows, int64_t blocks) {
@@ -136,7 +149,6 @@ class TileProduct {
     const int64_t wanted = (call.rows + in_cache - 1) / in_cache;
     rows_at_once_ = ((call.rows + wanted - 1) / wanted + kPairRows - 1) / kPairRows * kPairRows;
     row_blocks_ = (call.rows + rows_at_once_ - 1) / rows_at_once_;
-    parts_ = call.rows > kPairRows ? (steps_ + kStepsAtOnce - 1) / kStepsAtOnce : 1;
     // Few rows: each thread streams one range of the weights. Many: smaller ranges, so that no thread waits long.
     const int64_t threads = pool().size();
     ranges_ = std::min(panels_, call.rows <= kPairRows ? threads : 8 * threads);
@@ -151,13 +163,14 @@ class TileProduct {
   // Ranges of panels of the first rows, then of the next.
   void work_off(std::atomic<int64_t>& next) const {
     const int64_t x_bytes = rows_at_once_ * steps_ * kLineBytes;
-    const int64_t sums_bytes = rows_at_once_ * panel_ * kLanes * 4;
+    const int64_t sums_bytes = 2 * kPairRows * panel_ * kLanes * 4;
     const int64_t panel_bytes = call_.format == Format::plain ? 0 : panel_ * block_words_ * 4 + kTilesAhead * kTileBytes;
     char* memory = static_cast<char*>(scratch(x_bytes + sums_bytes + panel_bytes));
     bf16* x = reinterpret_cast<bf16*>(memory);
     float* sums = reinterpret_cast<float*>(memory + x_bytes);
     uint32_t* widened = reinterpret_cast<uint32_t*>(memory + x_bytes + sums_bytes);
     const Tiles tiles(static_cast<int>(std::min<int64_t>(kTileRows, call_.rows)));
+    Pending pending{finish<bf16, Out>, 0, 0, 0, 0, sums, panel_ * kLanes, 0};
     int64_t at_hand = -1;
     for (int64_t task = next++; task < ranges_ * row_blocks_; task = next++) {
       const int64_t row_block = task / ranges_, range = task % ranges_;
@@ -165,8 +178,9 @@ class TileProduct {
       if (row_block != at_hand) copy_inputs(row, rows, x);
       at_hand = row_block;
       for (int64_t panel = panels_ * range / ranges_; panel < panels_ * (range + 1) / ranges_; ++panel)
-        multiply(x, row, rows, panel * panel_, sums, widened);
+        multiply(x, row, rows, panel * panel_, sums, widened, pending);
     }
+    pending.some(call_, pending.rows);
   }
 
   // In tiles, as drawn above. A tile's rows beyond the last one are zero; where there is one tile, it is not that high.
@@ -198,34 +212,35 @@ class TileProduct {
     }
   }
 
+  // sums: room for two tiles, of which one may be pending.
   __attribute__((noinline)) void multiply(const bf16* x, int64_t row, int64_t rows, int64_t block, float* sums,
-                                          uint32_t* widened) const {
+                                          uint32_t* widened, Pending& pending) const {
     alignas(64) uint32_t tail[4 * kTileWords];
-    const int64_t blocks = std::min(panel_, blocks_ - block), sums_words = panel_ * kLanes;
+    const int64_t blocks = std::min(panel_, blocks_ - block), stride = panel_ * kLanes;
     const uint32_t* weight = static_cast<const uint32_t*>(call_.weight) + block * block_words_;
     if (call_.format != Format::plain) {
       widen_blocks(call_, layout_, block, blocks, widened);
       weight = widened;
     }
-    if (call_.in_size % kStepInputs != 0) copy_tail(weight, blocks, tail);
-    for (int64_t part = 0; part < parts_; ++part) {
-      const int64_t begin = steps_ * part / parts_, end = steps_ * (part + 1) / parts_;
-      for (int64_t first = 0; first < rows; first += kPairRows) {
-        const int64_t count = std::min(kPairRows, rows - first);
-        const bool two = count > kTileRows;
-        const Pass pass{x + first * steps_ * kStepInputs, weight, block_words_, tail, call_.in_size / kStepInputs};
-        float* at = parts_ == 1 ? sums : sums + first * sums_words;
-        (call_.rows <= kPairRows ? add_up_of<From::memory>(two, blocks) : add_up_of<From::cache>(two, blocks))(
-            pass, begin, end, at, sums_words);
-        if (end == steps_) finish<bf16, Out>(call_, row + first, count, block, blocks, at, sums_words);
-      }
+    const bool has_tail = call_.in_size % kStepInputs != 0;
+    if (has_tail) copy_tail(weight, blocks, tail);
+    for (int64_t first = 0; first < rows; first += kPairRows) {
+      const int64_t count = std::min(kPairRows, rows - first);
+      const bool two = count > kTileRows;
+      const Pass pass{x + first * steps_ * kStepInputs, weight, block_words_, has_tail ? tail : nullptr,
+                      call_.in_size / kStepInputs};
+      float* at = pending.sums == sums ? sums + kPairRows * stride : sums;
+      (call_.rows <= kPairRows ? add_up_of<From::memory>(two, blocks) : add_up_of<From::cache>(two, blocks))(
+          call_, pass, at, stride, pending);
+      pending = {finish<bf16, Out>, row + first, count, block, blocks, at, stride, 0};
+      if (call_.rows <= kFewRows) pending.some(call_, count);
     }
   }
 
   const Linear& call_;
   int64_t blocks_, block_words_, steps_, panel_, panels_;
   Layout layout_;
-  int64_t rows_at_once_, row_blocks_, parts_, ranges_;
+  int64_t rows_at_once_, row_blocks_, ranges_;
 };
 
 }  // namespace
