@@ -145,7 +145,7 @@ if not amx.native():
         [
             (1, 576, 64, 18 * (1 + 4)),  # x once for four blocks
             (32, 576, 64, 2 * 18 * (2 + 2)),  # two tiles of rows and two blocks: one load for each product
-            (64, 576, 64, 2 * 2 * (18 * (2 + 2) + 4)),  # and the sums again, in two parts
+            (64, 576, 64, 2 * 2 * 18 * (2 + 2)),
         ],
     )
     def test_tiles_are_loaded_no_more_often_than_the_sums_at_hand_need(
