@@ -52,4 +52,5 @@ class HttpConfig:
         default=30.0,
         metavar="SECONDS",
         least=0,
+        most=10**6,
     )

@@ -18,7 +18,9 @@ class LogsConfig:
         "paths of which requests are not logged, with commas between them: /health,/live,/ready", metavar="PATHS"
     )
     enable_log_requests: bool = option("log the prompt and the parameters of each request, too", default=False)
-    max_log_len: int = option("characters and token ids of a prompt that are logged at most", default=2048, least=0)
+    max_log_len: int = option(
+        "characters and token ids of a prompt that are logged at most", default=2048, least=0, most=2**31 - 1
+    )
     uvicorn_log_level: str = option(
         "least severe lines of the HTTP server to log",
         default="info",

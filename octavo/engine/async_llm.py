@@ -199,7 +199,7 @@ class AsyncLLM:
 
     @property
     def exit_code_hint(self) -> int:
-        """What a server should exit with once the engine is gone: 1 configuration or model, 3 it died."""
+        """What a server should exit with once the engine is gone: 1 configuration or model, 2 a flag, 3 it died."""
         if self._failure is not None:
             return self._failure_exit_code
         return 0 if self._client is None else self._client.exit_code_hint

@@ -28,7 +28,7 @@ class _Client(Protocol):
     Attributes:
         ready: the engine's final values, once it is loaded.
         dead_error: why the engine is gone, once it is.
-        exit_code_hint: what a server should then exit with: 1 for configuration or model, 3 for a death.
+        exit_code_hint: what a server should then exit with: 1 for configuration or model, 2 for a flag, 3 for a death.
     """
 
     ready: EngineReady | None

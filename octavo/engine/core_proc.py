@@ -21,7 +21,7 @@ from octavo.engine.child_process import LifeLine
 from octavo.engine.core import EngineCore
 from octavo.engine.heartbeat import HEARTBEAT_FILE, Heartbeat
 from octavo.engine.serial import EngineLaunch, EngineMessage, decode_launch, decode_message, encode
-from octavo.errors import ConfigError, ModelError, OctavoError, OverloadedError, RequestError
+from octavo.errors import ConfigError, ModelError, OctavoError, OverloadedError, RequestError, UsageError
 from octavo.executor import WORKERS
 from octavo.logging import init_logger, one_line
 from octavo.platforms import current_platform
@@ -43,7 +43,7 @@ __all__ = ["EngineCoreProc"]
 logger = init_logger("octavo.engine.core_proc")  # the process runs this module as __main__
 
 _ENGINE_IDENTITY = b"engine-0"
-_EXIT_CONFIG, _EXIT_DIED = 1, 3
+_EXIT_CONFIG, _EXIT_USAGE, _EXIT_DIED = 1, 2, 3
 # How long the last messages may take to reach a front end that reads slowly, milliseconds.
 _LINGER_MS = 2000
 
@@ -145,7 +145,9 @@ class EngineCoreProc:
         cause = _one_line_of(error)
         level = logging.DEBUG if isinstance(error, OctavoError) else logging.ERROR
         logger.log(level, "engine core failed: %s", cause, exc_info=error)
-        exit_code = _EXIT_CONFIG if self.loading and isinstance(error, ConfigError | ModelError) else _EXIT_DIED
+        exit_code = _EXIT_DIED
+        if self.loading and isinstance(error, ConfigError | ModelError):
+            exit_code = _EXIT_USAGE if isinstance(error, UsageError) else _EXIT_CONFIG
         self._output_queue.put((None, EngineDead(cause, exit_code)))
         return exit_code
 

@@ -57,7 +57,7 @@ _EXITED = b""
 _EXIT_NOTICE = "inproc://engine-exit"
 # An engine that exits with one of these codes has sent last words first. How long they may still be on the way: they
 # have left the engine by then.
-_CODES_WITH_LAST_WORDS = (0, 1, 3)
+_CODES_WITH_LAST_WORDS = (0, 1, 2, 3)
 _LAST_WORDS_MS = 2000
 _HELLO_MS = 10_000
 
