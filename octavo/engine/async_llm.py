@@ -182,9 +182,8 @@ class AsyncLLM:
         return self._output_task is not None and self.dead_error is None
 
     def pulse(self) -> Pulse:
-        """How the engine does, as far as can be seen without asking it; all is well while it is being loaded."""
-        heartbeat = None if self._client is None else self._client.heartbeat
-        return Pulse() if heartbeat is None else heartbeat.pulse()
+        """How the engine does, as far as can be seen without asking it, also while it is being loaded."""
+        return Pulse() if self._client is None else self._client.pulse()
 
     def _progress_of_step(self) -> tuple[float, bool]:
         heartbeat = None if self._client is None else self._client.heartbeat

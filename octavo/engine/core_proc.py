@@ -74,11 +74,14 @@ class EngineCoreProc:
         input_thread.start()
         output_thread.start()
         exit_code = 0
+        heartbeat = None
         try:
+            # First of all: one that is stopped while it loads is to be noticed, too.
+            heartbeat = Heartbeat(Path(self._launch.socket_dir) / HEARTBEAT_FILE)
             self._send_progress("starting", 0.0)
             core = EngineCore(self._launch.config, self._send_progress, started=self._launch.launched)
             self._core = core
-            core.heartbeat = Heartbeat(Path(self._launch.socket_dir) / HEARTBEAT_FILE)
+            core.heartbeat = heartbeat
             self._on_loaded()
             self._output_queue.put((None, core.ready))
             self.run_busy_loop(core)
@@ -86,9 +89,9 @@ class EngineCoreProc:
         except Exception as error:
             exit_code = self._say_last_words(error)
         finally:
+            if heartbeat is not None:
+                heartbeat.stop()
             if self._core is not None:
-                if self._core.heartbeat is not None:
-                    self._core.heartbeat.stop()
                 self._core.shutdown()
             self._output_queue.put(None)
             output_thread.join()

@@ -53,6 +53,7 @@ class FrontEnd:
         app = build_app(self.state)
         self._http = HttpServer(app, config, app.on_refused)
         self._http_task: asyncio.Task[None] | None = None
+        self._beats_task: asyncio.Task[None] | None = None
 
     def listen(self) -> "asyncio.Task[None]":
         """Takes connections from now on. The task ends with ``end``, or because it cannot go on."""
@@ -66,6 +67,9 @@ class FrontEnd:
             EngineDeadError, ConfigError, ModelError: see AsyncLLM.ready; the chat template is not valid.
         """
         engine.start()
+        self.state.engine = engine
+        if self.state.beats is not None:
+            self._beats_task = asyncio.create_task(self.state.beats.run(), name="front-end-beats")
         if self._chat_template is not None:  # found wrong now, not when gigabytes of weights have been read
             await asyncio.to_thread(lambda: ChatRenderer(engine.tokenizer, self._chat_template))
         await engine.ready()
@@ -93,6 +97,8 @@ class FrontEnd:
 
     async def end(self) -> None:
         """Lets everyone have the last words that are under way, then closes all connections."""
+        if self._beats_task is not None:
+            self._beats_task.cancel()
         await self.state.active.wait_idle(_LAST_WORDS_SECONDS)
         self._http.should_exit = True
         if self._http_task is None:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import ServerConfig
+from octavo.engine import Pulse
 from octavo.entrypoints.active_requests import ActiveRequests
 from octavo.entrypoints.errors import UnavailableError
+from octavo.entrypoints.front_end_beats import FrontEndBeats
 from octavo.entrypoints.openai import (
     OpenAIServingChat,
     OpenAIServingCompletion,
@@ -94,7 +96,9 @@ class ServerState:
     Attributes:
         stage: what is being loaded, until ``services`` are there.
         progress: share of this stage, 0 to 1.
+        engine: also while it is being loaded.
         services: set when the engine is loaded.
+        beats: of all front ends; None: there is one.
         draining: no new request is let in.
         active: the generations under way.
         body_memory: for the bodies of requests.
@@ -116,7 +120,12 @@ class ServerState:
             raise ConfigError(f"--reasoning-parser must be one of {', '.join(known)}; got {parser!r}")
         self.stage = "starting"
         self.progress = 0.0
+        self.engine: AsyncLLM | None = None
         self.services: Services | None = None
+        self.beats = None
+        if metrics_folder is not None:
+            folder = metrics_folder
+            self.beats = FrontEndBeats(folder.path, folder.front_end, folder.num_front_ends)
         self.draining = False
         self.active = ActiveRequests()
         self.body_memory = BodyMemory(self.config.limits.max_body_bytes)
@@ -131,6 +140,7 @@ class ServerState:
         Raises:
             ConfigError: the template is not valid.
         """
+        self.engine = engine
         answer, logs = self.config.answer, self.config.logs
         self.services = Services(
             engine,
@@ -145,6 +155,19 @@ class ServerState:
         tracer = None if self.services is None else self.services.engine.tracer
         if tracer is not None:
             tracer.continue_trace(headers)
+
+    def engine_pulse(self) -> Pulse:
+        """How the engine does, loaded or not."""
+        return Pulse() if self.engine is None else self.engine.pulse()
+
+    def front_ends_pulse(self) -> Pulse:
+        """How the other front ends do, once requests are served."""
+        return Pulse() if self.beats is None or self.services is None else self.beats.pulse()
+
+    def pulse(self) -> Pulse:
+        """The worse of both."""
+        pulses = (self.engine_pulse(), self.front_ends_pulse())
+        return max(pulses, key=lambda pulse: (pulse.is_stuck, pulse.is_overdue))
 
     @property
     def dead_cause(self) -> str | None:

@@ -1,7 +1,9 @@
 """How much of its limits each key has used, counted by all front ends together.
 
 A file of fixed-size records, one a key, that every front end maps; whoever reads or writes holds the file's lock,
-for some microseconds. Only counts are in it: when a front end dies the whole server does, and its folder goes with it.
+for some microseconds. One that is stopped while it holds the lock is waited for only once, and not for long: better a
+count that is off by one than front ends that hang. When a front end dies the whole server does, and its folder goes
+with it.
 """
 
 import contextlib
@@ -25,6 +27,7 @@ _FILE = "api-keys"
 _RECORD = struct.Struct("=32sddq")
 _COUNTS = struct.Struct("=ddq")
 _COUNTS_OFFSET = 32
+_PATIENCE_SECONDS = 1.0
 _RETRY_SECONDS = 1.0  # where only the end of another request helps, which nobody can foretell
 
 
@@ -60,6 +63,7 @@ class Ledger:
         self, keys: Sequence[ApiKey], folder: Path | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
+        self._patience = _PATIENCE_SECONDS
         self._file = _open(folder)
         self._offsets: dict[bytes, int] = {}
         with self._locked():
@@ -95,11 +99,24 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        is_held = self._lock()
+        self._patience = _PATIENCE_SECONDS if is_held else 0.0
         try:
             yield
         finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            if is_held:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _lock(self) -> bool:
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return False
+            time.sleep(0.0001)
 
 
 def _open(folder: Path | None) -> BinaryIO:
