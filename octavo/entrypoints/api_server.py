@@ -42,7 +42,7 @@ def build_app(state: ServerState) -> HttpCounting:
     routes = route_paths(app.routes)
     http_metrics = HttpMetrics(routes, state.metrics_folder)
     _add_metrics(app, state, http_metrics)
-    guarded = with_access(app, access, state.shared_dir)
+    guarded, state.refresh_access = with_access(app, access, state.shared_dir)
     return HttpCounting(guarded, routes, http_metrics, access.root_path or "")
 
 

@@ -1,7 +1,7 @@
 """What the routes and the process around them know of each other: how far the engine is, and what is under way."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +103,7 @@ class ServerState:
         active: the generations under way.
         body_memory: for the bodies of requests.
         probes: what health checks are told.
+        refresh_access: given the scheduling policy, takes changed files of keys until it is cancelled.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class ServerState:
         self.active = ActiveRequests()
         self.body_memory = BodyMemory(self.config.limits.max_body_bytes)
         self.probes = Probes(self)
+        self.refresh_access: Callable[[str], Coroutine[Any, Any, None]] | None = None
 
     def attach(self, engine: "AsyncLLM", chat_template: str | None = None) -> None:
         """Begins to serve with a loaded engine.

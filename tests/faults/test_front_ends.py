@@ -201,3 +201,18 @@ def test_a_keys_limit_is_one_for_all_front_ends(start: Callable[..., Server], tm
     refilled = (time.monotonic() - begin) * 5 / 60
     assert set(codes) == {200, 429}
     assert 5 <= codes.count(200) <= 5 + refilled
+
+
+def test_all_front_ends_take_a_changed_file_of_keys(start: Callable[..., Server], tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("[{key: sk-old, name: old}]")
+    server = start("--api-server-count", "2", "--api-key-file", str(keys)).wait_ready()
+    further(server)
+    (tmp_path / "new").write_text("[{key: sk-new, name: new}]")
+    (tmp_path / "new").rename(keys)
+    assert wait_until(lambda: sum("API keys were read again" in line for line in list(server.lines)) == 2, 20)
+    for key, status in (("sk-old", 401), ("sk-new", 200)):
+        headers = {"x-api-key": key}
+        assert {server.http.get(f"{server.url}/v1/models", headers=headers).status_code for _ in range(MANY)} == {
+            status
+        }

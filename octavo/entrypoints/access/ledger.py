@@ -15,8 +15,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from octavo.entrypoints.access.api_keys import ApiKey
 
@@ -66,15 +66,19 @@ class Ledger:
         self._patience = _PATIENCE_SECONDS
         self._file = _open(folder)
         self._offsets: dict[bytes, int] = {}
+        self.add(keys)
+
+    def add(self, keys: Sequence[ApiKey]) -> None:
+        """Makes records of those keys that have none yet."""
         with self._locked():
+            self._file.seek(0)
             content = self._file.read()
             for offset in range(0, len(content), _RECORD.size):
                 self._offsets[content[offset : offset + _COUNTS_OFFSET]] = offset
             for key in keys:
                 if key.digest not in self._offsets:
                     self._offsets[key.digest] = self._file.tell()
-                    self._file.write(_RECORD.pack(key.digest, key.requests_per_minute or 0, clock(), 0))
-            self._file.flush()
+                    self._file.write(_RECORD.pack(key.digest, key.requests_per_minute or 0, self._clock(), 0))
             self._records = mmap.mmap(self._file.fileno(), 0)
 
     def admit(self, key: ApiKey) -> Standing:
@@ -119,10 +123,13 @@ class Ledger:
             time.sleep(0.0001)
 
 
-def _open(folder: Path | None) -> BinaryIO:
+def _open(folder: Path | None) -> FileIO:
+    """Without a buffer: others write to it."""
     if folder is None:
-        return tempfile.TemporaryFile()
-    return os.fdopen(os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
+        descriptor, name = tempfile.mkstemp()
+        os.unlink(name)
+        return FileIO(descriptor, "r+b")
+    return FileIO(os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
 
 
 def _refilled(key: ApiKey, left: float, seconds: float) -> float:

@@ -6,7 +6,7 @@ without a key. The operator's middleware is before the keys: it sees every reque
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -17,8 +17,8 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
 from octavo.config import AccessConfig
-from octavo.entrypoints.access.api_keys import read_api_keys
 from octavo.entrypoints.access.key_gate import KeyGate
+from octavo.entrypoints.access.key_reload import KeyReload
 from octavo.entrypoints.access.ledger import Ledger
 from octavo.entrypoints.errors import on_error
 from octavo.errors import ConfigError
@@ -40,8 +40,11 @@ _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/A-Z]+")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~@:+-]+)+")
 
 
-def with_access(app: ASGIApp, config: AccessConfig, shared_dir: Path | None = None) -> ASGIApp:
-    """The app behind all that ``config`` states.
+def with_access(
+    app: ASGIApp, config: AccessConfig, shared_dir: Path | None = None
+) -> tuple[ASGIApp, Callable[[str], Coroutine[Any, Any, None]]]:
+    """The app behind all that ``config`` states; and what, given the scheduling policy, takes changed files while the
+    server runs.
 
     Args:
         shared_dir: where front ends of one server share what they count; None: there is only one.
@@ -53,14 +56,20 @@ def with_access(app: ASGIApp, config: AccessConfig, shared_dir: Path | None = No
         raise ConfigError(
             f"--root-path must be like /prefix, without a slash at its end, got {config.root_path!r:.200}"
         )
-    keys = read_api_keys(config)
-    if keys:
-        app = KeyGate(app, keys, Ledger(keys, shared_dir))
+    reload = KeyReload(config)
+    gate = None
+    if reload.keys:
+        app = gate = KeyGate(app, reload.keys, Ledger(reload.keys, shared_dir))
     if config.middleware:
         for name in reversed(config.middleware):
             app = _wrapped(app, name)
         app = ServerErrorMiddleware(app, on_error)
-    return _with_cors(app, config)
+
+    async def refresh(scheduling_policy: str) -> None:
+        if gate is not None and config.api_key_file is not None:
+            await reload.run(gate, scheduling_policy)
+
+    return _with_cors(app, config), refresh
 
 
 def _wrapped(app: ASGIApp, name: str) -> ASGIApp:
