@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 
 from octavo.config import LimitsConfig, ServerConfig
+from octavo.entrypoints.access import refusal_headers
 from octavo.entrypoints.access_log import AccessLog
 from octavo.entrypoints.forwarded import believe_proxies
 from octavo.entrypoints.http_protocol import HttpProtocol
@@ -71,6 +72,7 @@ class HttpServer(uvicorn.Server):
                     limits=config.limits,
                     max_connections=_max_connections(config.limits),
                     on_refused=self._on_refused,
+                    refusal_headers=refusal_headers(config.access),
                 ),
                 ws="none",
                 lifespan="off",
