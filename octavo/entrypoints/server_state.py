@@ -116,6 +116,8 @@ class ServerState:
         self.shared_dir = shared_dir
         self.metrics_folder = metrics_folder
         known = (_FROM_TEMPLATE, _NO_REASONING, *REASONING_PARSERS)
+        if self.config.logs.enable_log_outputs and not self.config.logs.enable_log_requests:
+            raise ConfigError("--enable-log-outputs needs --enable-log-requests; state both, or neither")
         parser = self.config.answer.reasoning_parser
         if parser not in known:
             raise ConfigError(f"--reasoning-parser must be one of {', '.join(known)}; got {parser!r}")
@@ -149,7 +151,7 @@ class ServerState:
             chat_template,
             answer.reasoning_parser,
             answer.trust_request_chat_template,
-            RequestLogger(logs.max_log_len) if logs.enable_log_requests else None,
+            RequestLogger(logs.max_log_len, logs.enable_log_outputs) if logs.enable_log_requests else None,
         )
 
     def continue_trace(self, headers: Mapping[str, str]) -> None:

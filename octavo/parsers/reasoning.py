@@ -13,7 +13,13 @@ from octavo.registry import Registry
 
 __all__ = ["REASONING_PARSERS", "ReasoningFormat", "ReasoningPieces", "ReasoningStream", "detect_reasoning_format"]
 
-REASONING_PARSERS = Registry("reasoning parser", {"think": "octavo.parsers.think:FORMAT"})
+_THINK = "octavo.parsers.think:FORMAT"
+# vLLM's names of parsers whose models write that form.
+_ALIASES_OF_THINK = (
+    *("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "nemotron_v3"),
+    *("olmo3", "qwen3", "step3", "step3p5"),
+)
+REASONING_PARSERS = Registry("reasoning parser", {"think": _THINK, **dict.fromkeys(_ALIASES_OF_THINK, _THINK)})
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):

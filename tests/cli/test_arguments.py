@@ -79,6 +79,10 @@ def test_help_loads_neither_torch_nor_an_http_library() -> None:
             "--max-body-bytes: must be a whole number between 1 and 1099511627776, got 0",
         ),
         (["serve", "--reasoning-parser", "thonk"], "invalid choice: 'thonk' (choose from 'auto', 'none', 'think'"),
+        (
+            ["serve", "--reasoning-parser", "mistral"],
+            "invalid choice: 'mistral' (choose from 'auto', 'none', 'think', 'd",
+        ),
         (["serve", "--served-model-name", ""], "argument --served-model-name: must be a name or a list of names"),
         (["serve", "--hf-overrides", "[1]"], "argument --hf-overrides: must be a JSON object, got [1]"),
         (["serve", "--hf-overrides", "{'a': 1}"], "--hf-overrides: must be a JSON object"),

@@ -90,8 +90,9 @@ def test_without_a_format_nothing_is_split_and_no_field_speaks_of_it(
     assert collected(chunks) == {"role": "assistant", "content": ANSWER}
 
 
-def test_a_parser_that_is_named_needs_no_template(thinker: Callable[..., Any]) -> None:
-    server = thinker(chat_template=None, reasoning_parser="think")
+@pytest.mark.parametrize("name", ["think", "deepseek_r1", "qwen3", "glm45", "olmo3", "step3p5"])
+def test_a_parser_that_is_named_needs_no_template(thinker: Callable[..., Any], name: str) -> None:
+    server = thinker(chat_template=None, reasoning_parser=name)
     message = server.chat(max_tokens=len(ANSWER)).json()["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == ("why not?", "Yes.")
 
