@@ -78,6 +78,16 @@ class ReasoningStream:
         else:
             self._state = _State.BEFORE
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning."""
+        return self._state is _State.REASONING
+
+    @property
+    def is_content(self) -> bool:
+        """Whether all that comes is content."""
+        return self._state is _State.CONTENT
+
     def push(self, text: str) -> ReasoningPieces:
         """Takes new text; gives out what is certain."""
         self._held += text
