@@ -152,7 +152,7 @@ _TABLE: list[tuple[str, str]] = [
     ),
     (
         "octavo serves /openapi.json and no pages of documentation",
-        "disable-fastapi-docs?=true|false enable-offline-docs? enable-tokenizer-info-endpoint?",
+        "disable-fastapi-docs?=true|false enable-offline-docs?",
     ),
     (
         "requests are logged only with --enable-log-requests, answers only with --enable-log-outputs too; see "

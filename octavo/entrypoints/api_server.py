@@ -115,6 +115,12 @@ def _add_tokenization(app: FastAPI, state: ServerState) -> None:
     async def tokenize(request: Request) -> Response:
         return await _answer(state, request, state.serving().tokenization)
 
+    if state.config.http.enable_tokenizer_info_endpoint:
+
+        @app.get("/tokenizer_info", response_class=Response)
+        async def tokenizer_info() -> Response:
+            return _json(await state.serving().tokenization.info())
+
     @app.post("/detokenize", response_class=Response)
     async def detokenize(request: Request) -> Response:
         return await _answer(state, request, state.serving().detokenization)
