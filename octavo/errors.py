@@ -2,6 +2,7 @@
 
     OctavoError
     ├── ConfigError           a flag, field or file of ours is wrong           exit code 1
+    │   └── UsageError        a flag's value that cannot be right here         exit code 2
     ├── ModelError            the model cannot be served                       exit code 1
     │   ├── CheckpointError   a file is missing, truncated or malformed
     │   └── UnsupportedError  the format, architecture or type is not ours yet
@@ -28,6 +29,7 @@ __all__ = [
     "RequestError",
     "RequestFailedError",
     "UnsupportedError",
+    "UsageError",
 ]
 
 _LONGEST_MESSAGE = 800
@@ -39,6 +41,11 @@ class OctavoError(Exception):
 
 class ConfigError(OctavoError, ValueError):
     """A stated configuration value is wrong, or two of them contradict each other."""
+
+
+class UsageError(ConfigError):
+    """Numbers of the command line that can be right neither now nor later, with this model on this machine: it is of no
+    use to try again."""
 
 
 class ModelError(OctavoError):

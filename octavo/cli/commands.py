@@ -11,7 +11,7 @@ from octavo.cli import bench, chat, collect_env, complete, pull, run_batch, serv
 from octavo.cli.config_file import take_config_file
 from octavo.cli.parser import Parser
 from octavo.cli.words import dashed, join_dotted
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.logging import say
 
 __all__ = ["run"]
@@ -41,7 +41,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
     except OctavoError as error:
         say(f"octavo: error: {error}", logging.ERROR)
-        return 3 if isinstance(error, EngineDeadError) else 1
+        return 3 if isinstance(error, EngineDeadError) else 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         # Whoever read our output has gone; there must be no second complaint when the interpreter flushes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -43,6 +43,13 @@ class AccessConfig:
         default=None,
         metavar="PATH",
     )
+    forwarded_allow_ips: list[str] = option(
+        "addresses or networks (10.0.0.0/8) of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, with "
+        "commas or spaces between them: the log then shows their clients; '*' believes everybody, and is what a proxy "
+        "on --uds needs",
+        default=[],
+        metavar="ADDRESS",
+    )
     middleware: list[str] = option(
         "ASGI middleware around the whole server: module.Name of a class, or of a coroutine function (request, "
         "call_next); may be given several times: the first sees a request first",

@@ -23,7 +23,7 @@ class CacheConfig:
     kv_cache_dtype: resolved: the data type of the model, ``"int8"`` or ``"fp8"``.
     """
 
-    block_size: int = option("tokens in a KV cache block")
+    block_size: int = option("tokens in a KV cache block", least=1, most=1024)
     kv_cache_dtype: str = option(
         "data type of the KV cache; auto: the model's; int8 or fp8 (e4m3): half of bfloat16's memory, a scale for "
         "each token's key and value in each head",
@@ -33,9 +33,14 @@ class CacheConfig:
     )
     enable_prefix_caching: bool = option("reuse the KV of prompts' common beginnings", default=True)
     memory_share: float = option(
-        "share of the memory free after loading that the KV cache may take", flag="gpu-memory-utilization"
+        "share of the memory free after loading that the KV cache may take",
+        flag="gpu-memory-utilization",
+        least=0.0001,
+        most=1,
     )
-    kv_cache_memory_bytes: int | None = option("size of the KV cache in bytes, instead of a share of free memory")
+    kv_cache_memory_bytes: int | None = option(
+        "size of the KV cache in bytes, instead of a share of free memory", least=1, most=2**63 - 1
+    )
     num_gpu_blocks_override: int | None = option(
-        "usable blocks in the KV cache, instead of what memory and lengths give"
+        "usable blocks in the KV cache, instead of what memory and lengths give", least=1, most=2**31 - 1
     )

@@ -36,6 +36,9 @@ class Flag:
     keyword: the flag's name with underscores.
     group: name of the config that the field belongs to.
     kind: int, float, bool, str, list (of strings) or dict.
+
+    Raises:
+        TypeError: a number without bounds: it would be found wrong late, or never.
     """
 
     def __init__(self, group: str, item: "dataclasses.Field[Any]", hint: Any) -> None:
@@ -45,6 +48,8 @@ class Flag:
         if isinstance(hint, types.UnionType):  # int | None
             hint = next(part for part in typing.get_args(hint) if part is not type(None))
         self.kind: type = typing.get_origin(hint) or hint
+        if self.kind in (int, float) and None in (item.metadata["least"], item.metadata["most"]):
+            raise TypeError(f"{self.flag} needs least and most")
 
     @property
     def flag(self) -> str:
@@ -81,9 +86,7 @@ class Flag:
 
     def _is_within(self, value: Any) -> bool:
         least, most = self.item.metadata["least"], self.item.metadata["most"]
-        if least is None:
-            return True
-        return bool(math.isfinite(value) and value >= least and (most is None or value <= most))
+        return least is None or bool(math.isfinite(value) and least <= value <= most)
 
     def _expected(self) -> str:
         expected, metadata = _EXPECTED[self.kind], self.item.metadata
@@ -91,8 +94,6 @@ class Flag:
             expected += " of seconds"
         if metadata["least"] is None:
             return expected
-        if metadata["most"] is None:
-            return f"{expected}, {metadata['least']} or more"
         return f"{expected} between {metadata['least']} and {metadata['most']}"
 
     def add_to(self, group: "argparse._ArgumentGroup", choices: tuple[str, ...] | None = None) -> None:

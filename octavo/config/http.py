@@ -47,9 +47,13 @@ class HttpConfig:
         "was once trusted stays so until a restart",
         default=False,
     )
+    enable_tokenizer_info_endpoint: bool = option(
+        "serve GET /tokenizer_info: tokenizer_config.json of the model, its chat template included", default=False
+    )
     shutdown_timeout: float = option(
         "how long running requests may go on after SIGTERM or SIGINT; 0: end at once",
         default=30.0,
         metavar="SECONDS",
         least=0,
+        most=10**6,
     )

@@ -18,7 +18,15 @@ class LogsConfig:
         "paths of which requests are not logged, with commas between them: /health,/live,/ready", metavar="PATHS"
     )
     enable_log_requests: bool = option("log the prompt and the parameters of each request, too", default=False)
-    max_log_len: int = option("characters and token ids of a prompt that are logged at most", default=2048, least=0)
+    enable_log_outputs: bool = option(
+        "log the text of each answer when it has ended, too; needs --enable-log-requests", default=False
+    )
+    max_log_len: int = option(
+        "characters and token ids of a prompt, and characters of an answer, that are logged at most",
+        default=2048,
+        least=0,
+        most=2**31 - 1,
+    )
     uvicorn_log_level: str = option(
         "least severe lines of the HTTP server to log",
         default="info",

@@ -61,10 +61,15 @@ class ModelConfig:
         refused=dict.fromkeys(_QUANTIZATIONS, f"not there yet: {_WEIGHTS}"),
     )
     max_model_len: int = option(
-        "longest prompt plus output, tokens (default, or auto: what model and memory allow)", unstated=("auto", -1)
+        "longest prompt plus output, tokens (default, or auto: what model and memory allow)",
+        unstated=("auto", -1),
+        least=2,  # a token of prompt and one of output
+        most=2**31 - 1,
     )
     served_model_name: list[str] = option("names that the API answers to (default: MODEL as given)")
-    seed: int = option("seed that requests without one derive theirs from (default: drawn at start-up)")
+    seed: int = option(
+        "seed that requests without one derive theirs from (default: drawn at start-up)", least=-(2**63), most=2**63 - 1
+    )
     hf_overrides: dict[str, Any] = option("merged into config.json before it is checked", default={})
     generation_config: str = option(
         "sampling defaults: auto: the model's generation_config.json; vllm: none but the API's; or a folder with such "
@@ -75,7 +80,9 @@ class ModelConfig:
     override_generation_config: dict[str, Any] = option(
         "sampling defaults that go before the model's, as {\"temperature\": 0.5}; null: the API's default", default={}
     )
-    max_logprobs: int = option("most logprobs that a request may ask for; -1: the whole vocabulary", default=20)
+    max_logprobs: int = option(
+        "most logprobs that a request may ask for; -1: the whole vocabulary", default=20, least=-1, most=2**31 - 1
+    )
     logits_processors: list[str] = option(
         "custom logits processors, as module:Class", default=[], metavar="MODULE:CLASS"
     )

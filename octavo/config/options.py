@@ -32,7 +32,7 @@ def option(
         refused: values that people know from elsewhere → why octavo does not have them.
         metavar: what stands for the value in ``--help``; SECONDS is a unit, too.
         unstated: values that say no more than leaving the option out.
-        least, most: bounds of a number, both allowed; infinity and NaN then are not.
+        least, most: bounds of a number, both allowed; infinity and NaN are not. Every number has them.
         secret: the value is not to be shown where the config is.
     """
     stated = {

@@ -17,22 +17,10 @@ from octavo.config.octavo_config import OctavoConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.sampling_defaults import sampling_defaults
 from octavo.config.scheduler import SchedulerConfig
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, UsageError
 from octavo.types import ModelFacts, PlatformFacts
 
 __all__ = ["resolve_config"]
-
-_LIMITS: dict[str, tuple[float, float]] = {
-    "max_model_len": (2, 2**31 - 1),  # a token of prompt and one of output
-    "block_size": (1, 1024),
-    "kv_cache_memory_bytes": (1, 2**63),
-    "num_gpu_blocks_override": (1, 2**31 - 1),
-    "max_num_batched_tokens": (1, 2**24),
-    "max_num_seqs": (1, 65536),
-    "long_prefill_token_threshold": (0, 2**31 - 1),
-    "max_logprobs": (-1, 2**31 - 1),
-    "seed": (-(2**63), 2**63 - 1),
-}
 
 
 class _Choices:
@@ -57,14 +45,7 @@ class _Choices:
                 values[item.name] = item.default_factory() if made else item.default  # type: ignore[operator]
                 reason = "default"
             self.reasons[item.name] = reason
-            _check_limits(item.metadata["flag"] or item.name, item.name, values[item.name])
         return values
-
-
-def _check_limits(flag: str, name: str, value: Any) -> None:
-    if name in _LIMITS and value is not None and not _LIMITS[name][0] <= value <= _LIMITS[name][1]:
-        low, high = _LIMITS[name]
-        raise ConfigError(f"--{flag.replace('_', '-')} must be between {low} and {high}, got {value}")
 
 
 def resolve_config(
@@ -106,8 +87,6 @@ def _cache(choices: _Choices, dtype: str, platform: PlatformFacts) -> CacheConfi
             "memory_share": (platform.default_memory_share, default),
         },
     )
-    if not 0.0 < values["memory_share"] <= 1.0:
-        raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, got {values['memory_share']}")
     if values["kv_cache_dtype"] == "auto":
         values["kv_cache_dtype"], choices.reasons["kv_cache_dtype"] = dtype, "that of --dtype"
     elif values["kv_cache_dtype"] == "fp8_e4m3":
@@ -125,7 +104,7 @@ def _model(choices: _Choices, facts: ModelFacts, platform: PlatformFacts, tokeni
     values = choices.group("model", ModelConfig, derived)
     values["dtype"], choices.reasons["dtype"] = _dtype(values["dtype"], facts, platform)
     if values["max_model_len"] > facts.max_position_embeddings:
-        raise ConfigError(
+        raise UsageError(
             f"--max-model-len {values['max_model_len']} is more than the {facts.max_position_embeddings} tokens that "
             f"the model was made for; lower it to at most {facts.max_position_embeddings}"
         )
@@ -210,7 +189,7 @@ def _scheduler(choices: _Choices, model: ModelConfig, platform: PlatformFacts) -
     }
     config = SchedulerConfig(**choices.group("scheduler", SchedulerConfig, derived))
     if config.max_num_batched_tokens < config.max_num_seqs:
-        raise ConfigError(
+        raise UsageError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-num-seqs "
             f"{config.max_num_seqs}: each running request needs a token a step"
         )

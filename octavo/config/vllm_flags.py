@@ -152,12 +152,12 @@ _TABLE: list[tuple[str, str]] = [
     ),
     (
         "octavo serves /openapi.json and no pages of documentation",
-        "disable-fastapi-docs?=true|false enable-offline-docs? enable-tokenizer-info-endpoint?",
+        "disable-fastapi-docs?=true|false enable-offline-docs?",
     ),
     (
-        "requests are logged only with --enable-log-requests, answers never; see --log-format for the form",
-        "disable-log-requests?=true|false enable-log-outputs? enable-log-deltas?=true|false log-error-stack? "
-        "log-config-file",
+        "requests are logged only with --enable-log-requests, answers only with --enable-log-outputs too; see "
+        "--log-format for the form",
+        "disable-log-requests?=true|false enable-log-deltas?=true|false log-error-stack? log-config-file",
     ),
     (
         "see --step-trace for what a step did, and /metrics",

@@ -10,6 +10,7 @@ __all__ = [
     "AsyncEngineCoreClient",
     "AsyncLLM",
     "AsyncMPClient",
+    "Bounds",
     "ChildProcess",
     "EngineCore",
     "EngineCoreClient",
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
     from octavo.engine.core_proc import EngineCoreProc
     from octavo.engine.engine_process import early_engine
-    from octavo.engine.heartbeat import Pulse
+    from octavo.engine.heartbeat import Bounds, Pulse
     from octavo.engine.input_processor import EngineInputs, InputProcessor
     from octavo.engine.llm import LLM
     from octavo.engine.mp_client import AsyncMPClient, SyncMPClient
@@ -71,6 +72,7 @@ _HOMES = {
     "LifeLine": "child_process",
     "OutputProcessor": "output_processor",
     "Prompt": "prompts",
+    "Bounds": "heartbeat",
     "Pulse": "heartbeat",
     "SyncMPClient": "mp_client",
     "build_config": "config_builder",

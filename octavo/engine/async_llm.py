@@ -182,9 +182,8 @@ class AsyncLLM:
         return self._output_task is not None and self.dead_error is None
 
     def pulse(self) -> Pulse:
-        """How the engine does, as far as can be seen without asking it; all is well while it is being loaded."""
-        heartbeat = None if self._client is None else self._client.heartbeat
-        return Pulse() if heartbeat is None else heartbeat.pulse()
+        """How the engine does, as far as can be seen without asking it, also while it is being loaded."""
+        return Pulse() if self._client is None else self._client.pulse()
 
     def _progress_of_step(self) -> tuple[float, bool]:
         heartbeat = None if self._client is None else self._client.heartbeat
@@ -199,7 +198,7 @@ class AsyncLLM:
 
     @property
     def exit_code_hint(self) -> int:
-        """What a server should exit with once the engine is gone: 1 configuration or model, 3 it died."""
+        """What a server should exit with once the engine is gone: 1 configuration or model, 2 a flag, 3 it died."""
         if self._failure is not None:
             return self._failure_exit_code
         return 0 if self._client is None else self._client.exit_code_hint

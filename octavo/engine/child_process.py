@@ -1,8 +1,8 @@
 """A child process of a server, and the pipe that both live by.
 
 The child's standard input carries messages: the server's private folder first, then what its module is told. The end
-of the pipe, however it comes, is the end of the child, whatever its threads are in; it then removes the folder, for
-whoever made it is gone or has done so.
+of the pipe, however it comes, is the end of the child, whatever its threads are in: at once, or a moment later if it
+has something to say before. It removes the folder, for whoever made it is gone or has done so.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -107,14 +108,23 @@ class LifeLine:
     Args:
         on_message: told of every message but the first.
         logger: where to say that it failed.
+        on_end: called when the pipe has ended. The process then has ``last_words_seconds`` to end by itself.
     """
 
-    def __init__(self, on_message: Callable[[bytes], None], logger: logging.Logger) -> None:
+    def __init__(
+        self,
+        on_message: Callable[[bytes], None],
+        logger: logging.Logger,
+        on_end: Callable[[], None] | None = None,
+        last_words_seconds: float = 0.0,
+    ) -> None:
         # The first process decides what a signal means, and whether running requests finish first.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._on_message = on_message
         self._logger = logger
+        self._on_end = on_end
+        self._last_words_seconds = last_words_seconds
         threading.Thread(target=self._watch, name="life-line", daemon=True).start()
 
     def _watch(self) -> None:
@@ -132,6 +142,9 @@ class LifeLine:
         finally:
             if socket_dir is not None:
                 remove_private_folder(Path(socket_dir))
+            if self._on_end is not None:
+                self._on_end()
+                time.sleep(self._last_words_seconds)
             os._exit(exit_code)
 
 

@@ -16,7 +16,7 @@ from octavo.types import EngineCoreOutputs, EngineCoreRequest, EngineReady
 
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
-    from octavo.engine.heartbeat import HeartbeatView
+    from octavo.engine.heartbeat import HeartbeatView, Pulse
     from octavo.engine.serial import FrontEndSlot
 
 __all__ = ["AsyncEngineCoreClient", "EngineCoreClient", "InprocClient", "make_async_client", "make_sync_client"]
@@ -28,7 +28,7 @@ class _Client(Protocol):
     Attributes:
         ready: the engine's final values, once it is loaded.
         dead_error: why the engine is gone, once it is.
-        exit_code_hint: what a server should then exit with: 1 for configuration or model, 3 for a death.
+        exit_code_hint: what a server should then exit with: 1 for configuration or model, 2 for a flag, 3 for a death.
     """
 
     ready: EngineReady | None
@@ -69,7 +69,7 @@ class AsyncEngineCoreClient(_Client, Protocol):
     """For an event loop; used from its thread only.
 
     Attributes:
-        heartbeat: of an engine that is ready.
+        heartbeat: of an engine that has begun to load.
     """
 
     heartbeat: "HeartbeatView | None"
@@ -79,6 +79,10 @@ class AsyncEngineCoreClient(_Client, Protocol):
     async def get_outputs(self) -> EngineCoreOutputs: ...
 
     async def call_utility(self, method: str, *args: Any) -> Any: ...
+
+    def pulse(self) -> "Pulse":
+        """How the engine does, as far as can be seen without asking it."""
+        ...
 
     def engine_is_gone(self, cause: str) -> None:
         """Tells a client that has joined another's engine."""

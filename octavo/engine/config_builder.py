@@ -18,7 +18,7 @@ from octavo.checkpoints import (
 )
 from octavo.config import SAMPLING_DEFAULTS, EngineArgs, OctavoConfig, resolve_config
 from octavo.engine.sampling_defaults import log_sampling_defaults
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, UsageError
 from octavo.logging import init_logger
 from octavo.platforms import current_platform
 from octavo.types import ModelFacts
@@ -42,8 +42,9 @@ def build_config(args: EngineArgs, progress: Progress | None = None) -> OctavoCo
 
     Raises:
         ModelError: MODEL is nothing that octavo can find or read.
-        ConfigError: a stated value that this model or machine cannot have.
+        ConfigError: a stated value that this model or machine cannot have; UsageError where it is a number.
     """
+    _check_memory(args)
     model_stated = "model" in args.stated["model"]
     if not model_stated:
         args = copy.deepcopy(args)
@@ -62,6 +63,15 @@ def build_config(args: EngineArgs, progress: Progress | None = None) -> OctavoCo
     for flag, why in args.without_effect.items():
         logger.info("%s changes nothing: %s", flag, why)
     return config
+
+
+def _check_memory(args: EngineArgs) -> None:
+    stated, total = args.stated["cache"].get("kv_cache_memory_bytes", 0), current_platform().total_memory_bytes()
+    if stated > total:
+        raise UsageError(
+            f"--kv-cache-memory-bytes {stated} is more than the {total} bytes of memory that there are; lower it, or "
+            "leave it out: then the KV cache takes a share of what is free"
+        )
 
 
 def _tokenizer_path(stated: dict[str, Any], download_dir: str | None, progress: Progress | None) -> str | None:

@@ -21,7 +21,7 @@ from octavo.engine.child_process import LifeLine
 from octavo.engine.core import EngineCore
 from octavo.engine.heartbeat import HEARTBEAT_FILE, Heartbeat
 from octavo.engine.serial import EngineLaunch, EngineMessage, decode_launch, decode_message, encode
-from octavo.errors import ConfigError, ModelError, OctavoError, OverloadedError, RequestError
+from octavo.errors import ConfigError, ModelError, OctavoError, OverloadedError, RequestError, UsageError
 from octavo.executor import WORKERS
 from octavo.logging import init_logger, one_line
 from octavo.platforms import current_platform
@@ -43,7 +43,7 @@ __all__ = ["EngineCoreProc"]
 logger = init_logger("octavo.engine.core_proc")  # the process runs this module as __main__
 
 _ENGINE_IDENTITY = b"engine-0"
-_EXIT_CONFIG, _EXIT_DIED = 1, 3
+_EXIT_CONFIG, _EXIT_USAGE, _EXIT_DIED = 1, 2, 3
 # How long the last messages may take to reach a front end that reads slowly, milliseconds.
 _LINGER_MS = 2000
 
@@ -74,11 +74,14 @@ class EngineCoreProc:
         input_thread.start()
         output_thread.start()
         exit_code = 0
+        heartbeat = None
         try:
+            # First of all: one that is stopped while it loads is to be noticed, too.
+            heartbeat = Heartbeat(Path(self._launch.socket_dir) / HEARTBEAT_FILE)
             self._send_progress("starting", 0.0)
             core = EngineCore(self._launch.config, self._send_progress, started=self._launch.launched)
             self._core = core
-            core.heartbeat = Heartbeat(Path(self._launch.socket_dir) / HEARTBEAT_FILE)
+            core.heartbeat = heartbeat
             self._on_loaded()
             self._output_queue.put((None, core.ready))
             self.run_busy_loop(core)
@@ -86,9 +89,9 @@ class EngineCoreProc:
         except Exception as error:
             exit_code = self._say_last_words(error)
         finally:
+            if heartbeat is not None:
+                heartbeat.stop()
             if self._core is not None:
-                if self._core.heartbeat is not None:
-                    self._core.heartbeat.stop()
                 self._core.shutdown()
             self._output_queue.put(None)
             output_thread.join()
@@ -145,7 +148,9 @@ class EngineCoreProc:
         cause = _one_line_of(error)
         level = logging.DEBUG if isinstance(error, OctavoError) else logging.ERROR
         logger.log(level, "engine core failed: %s", cause, exc_info=error)
-        exit_code = _EXIT_CONFIG if self.loading and isinstance(error, ConfigError | ModelError) else _EXIT_DIED
+        exit_code = _EXIT_DIED
+        if self.loading and isinstance(error, ConfigError | ModelError):
+            exit_code = _EXIT_USAGE if isinstance(error, UsageError) else _EXIT_CONFIG
         self._output_queue.put((None, EngineDead(cause, exit_code)))
         return exit_code
 

@@ -6,6 +6,7 @@ for bad news too.
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 import weakref
@@ -20,7 +21,7 @@ import zmq
 from octavo.config import OctavoConfig
 from octavo.engine.child_process import describe_exit
 from octavo.engine.engine_process import EngineHost, EngineProcess, EngineThread, engine_child
-from octavo.engine.heartbeat import HEARTBEAT_FILE, HeartbeatView
+from octavo.engine.heartbeat import HEARTBEAT_FILE, Beat, Bounds, HeartbeatView, Pulse, judge
 from octavo.engine.private_folder import (
     has_note,
     make_private_folder,
@@ -57,7 +58,7 @@ _EXITED = b""
 _EXIT_NOTICE = "inproc://engine-exit"
 # An engine that exits with one of these codes has sent last words first. How long they may still be on the way: they
 # have left the engine by then.
-_CODES_WITH_LAST_WORDS = (0, 1, 3)
+_CODES_WITH_LAST_WORDS = (0, 1, 2, 3)
 _LAST_WORDS_MS = 2000
 _HELLO_MS = 10_000
 
@@ -190,7 +191,8 @@ class _MPClient:
         # Also when this object is dropped, or the interpreter ends, without a shutdown.
         self._finalizer = weakref.finalize(self, self._connection.close)
         self._engine_identity: bytes | None = None
-        self.heartbeat: HeartbeatView | None = None  # of an engine that is ready
+        self.heartbeat: HeartbeatView | None = None
+        self._began = time.monotonic()
         self._call_ids = itertools.count(1)
         self._progress: Callable[[str, float], None] | None = None
 
@@ -199,6 +201,14 @@ class _MPClient:
         """Process id of the engine; None if it is a thread, or another front end's."""
         host = self._connection.host
         return host.pid if isinstance(host, EngineProcess) else None
+
+    def pulse(self) -> Pulse:
+        """How the engine does, also while it loads; its silence before its first beat counts from this client on."""
+        if self.heartbeat is None:
+            with contextlib.suppress(OSError, ValueError):  # the file is not there, or not whole
+                self.heartbeat = HeartbeatView(self._connection.socket_dir / HEARTBEAT_FILE)
+        beat = Beat(0.0) if self.heartbeat is None else self.heartbeat.read()
+        return judge(beat._replace(beat=max(beat.beat, self._began)), time.monotonic(), Bounds())
 
     def add_requests(self, requests: Iterable[EngineCoreRequest]) -> None:
         self._send(EngineCoreRequestType.ADD, EngineCoreRequests(list(requests)))

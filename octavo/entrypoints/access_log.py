@@ -79,7 +79,7 @@ def _log(scope: Scope, status: int, began: float, first_byte: float) -> None:
     count = state.get("token_count")
     usage = None if count is None else count.usage()
     fields: dict[str, Any] = {
-        "client": _shown(f"{client[0]}:{client[1]}", _LONGEST_NAME) if client else "-",
+        "client": _shown(_address(*client), _LONGEST_NAME) if client else "-",
         "method": _shown(scope["method"], _LONGEST_NAME),
         "path": _shown(scope.get("raw_path", b"").decode("latin-1") or scope["path"], _LONGEST_PATH),
         "status": status,
@@ -95,6 +95,10 @@ def _log(scope: Scope, status: int, began: float, first_byte: float) -> None:
     named = " ".join(f"{name}={value}" for name, value in list(fields.items())[4:])
     line = f'{fields["client"]} "{fields["method"]} {fields["path"]}" {status} {named}'
     logger.info("%s", line, extra={"fields": fields})
+
+
+def _address(host: str, port: int) -> str:
+    return f"{host}:{port}" if port else host  # a proxy does not say the port
 
 
 def _shown(text: str, most: int) -> str:

@@ -42,7 +42,7 @@ def build_app(state: ServerState) -> HttpCounting:
     routes = route_paths(app.routes)
     http_metrics = HttpMetrics(routes, state.metrics_folder)
     _add_metrics(app, state, http_metrics)
-    guarded = with_access(app, access, state.shared_dir)
+    guarded, state.refresh_access = with_access(app, access, state.shared_dir)
     return HttpCounting(guarded, routes, http_metrics, access.root_path or "")
 
 
@@ -114,6 +114,12 @@ def _add_tokenization(app: FastAPI, state: ServerState) -> None:
     @app.post("/tokenize", response_class=Response)
     async def tokenize(request: Request) -> Response:
         return await _answer(state, request, state.serving().tokenization)
+
+    if state.config.http.enable_tokenizer_info_endpoint:
+
+        @app.get("/tokenizer_info", response_class=Response)
+        async def tokenizer_info() -> Response:
+            return _json(await state.serving().tokenization.info())
 
     @app.post("/detokenize", response_class=Response)
     async def detokenize(request: Request) -> Response:

@@ -5,7 +5,9 @@ What it does not know: processes, signals, and how many of its kind there are.
 
 import asyncio
 import socket
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from octavo.config import ServerConfig
 from octavo.engine import AsyncLLM
@@ -53,6 +55,7 @@ class FrontEnd:
         app = build_app(self.state)
         self._http = HttpServer(app, config, app.on_refused)
         self._http_task: asyncio.Task[None] | None = None
+        self._side_tasks: list[asyncio.Task[None]] = []
 
     def listen(self) -> "asyncio.Task[None]":
         """Takes connections from now on. The task ends with ``end``, or because it cannot go on."""
@@ -66,10 +69,18 @@ class FrontEnd:
             EngineDeadError, ConfigError, ModelError: see AsyncLLM.ready; the chat template is not valid.
         """
         engine.start()
+        self.state.engine = engine
+        if self.state.beats is not None:
+            self._begin(self.state.beats.run())
         if self._chat_template is not None:  # found wrong now, not when gigabytes of weights have been read
             await asyncio.to_thread(lambda: ChatRenderer(engine.tokenizer, self._chat_template))
         await engine.ready()
         self.state.attach(engine, self._chat_template)
+        if self.state.refresh_access is not None:
+            self._begin(self.state.refresh_access(engine.config.scheduler.policy))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._side_tasks.append(asyncio.create_task(work))
 
     async def drain(self, timeout: float) -> None:
         """No new request is let in; returns when those that run have ended, after ``timeout`` seconds, or hurried."""
@@ -93,6 +104,8 @@ class FrontEnd:
 
     async def end(self) -> None:
         """Lets everyone have the last words that are under way, then closes all connections."""
+        for task in self._side_tasks:
+            task.cancel()
         await self.state.active.wait_idle(_LAST_WORDS_SECONDS)
         self._http.should_exit = True
         if self._http_task is None:

@@ -1,7 +1,8 @@
 """A further front end in a process of its own: ``python -m octavo.entrypoints.front_end_proc``.
 
 It shares the port and the engine with the first one, lives as long as its standard input is open, and ends when it is
-told to, when the engine dies, or when it fails: which is the end of the whole server.
+told to, when the engine dies, or when it fails: which is the end of the whole server. Its clients are told, also when
+it is the first process that has gone.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ __all__: list[str] = []  # nothing is imported from here
 logger = init_logger("octavo.entrypoints.front_end_proc")  # the process runs this module as __main__
 
 _EXIT_DIED = 3
+# Until it is ended by force, where the first process is gone: all of the server is to be gone within five.
+_LAST_WORDS_SECONDS = 4.0
 
 
 class _FrontEndProc:
@@ -95,7 +98,12 @@ async def _run(launch: FrontEndLaunch, orders: "queue.SimpleQueue[Order]") -> in
 
 def main() -> NoReturn:
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-    LifeLine(lambda message: orders.put(decode_order(message)), logger)
+    LifeLine(
+        lambda message: orders.put(decode_order(message)),
+        logger,
+        on_end=lambda: orders.put(EngineGone("the first process of the server is gone")),
+        last_words_seconds=_LAST_WORDS_SECONDS,
+    )
     launch = orders.get()
     if not isinstance(launch, FrontEndLaunch):  # the server ends before there was anything to serve
         os._exit(0)

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from octavo.config import LimitsConfig
+from octavo.entrypoints.access import RawHeaders
 from octavo.entrypoints.errors import UnavailableError, error_response
 
 __all__ = ["HttpProtocol"]
@@ -47,6 +48,7 @@ class HttpProtocol(HttpToolsProtocol):
     limits: the bounds.
     max_connections: of this process.
     on_refused: told of each refusal: the client's address, status, message.
+    refusal_headers: from a request's headers, as far as they have come, to more of a refusal's.
     options: uvicorn's.
     """
 
@@ -56,12 +58,15 @@ class HttpProtocol(HttpToolsProtocol):
         limits: LimitsConfig,
         max_connections: int,
         on_refused: Callable[[tuple[str, int] | None, int, str], None],
+        refusal_headers: Callable[[RawHeaders], list[tuple[bytes, bytes]]],
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self._limits = limits
         self._max_connections = max_connections
         self._on_refused = on_refused
+        self._refusal_headers = refusal_headers
+        self.headers = []  # until there is a request
         self._running: RequestResponseCycle | None = None  # whose app runs, or ran last
         self._reading = _Reading.HEAD
         self._deadline = math.inf  # for what is to come
@@ -91,7 +96,9 @@ class HttpProtocol(HttpToolsProtocol):
                 return
             message = "the server has as many connections as it may have (--max-connections); try again later"
             self._on_refused(self.client, 503, message)
-            await error_response(UnavailableError(message))(scope, receive, send)
+            response = error_response(UnavailableError(message))
+            response.raw_headers += self._refusal_headers(scope["headers"])
+            await response(scope, receive, send)
 
         return answer
 
@@ -258,7 +265,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _answer(self, fault: HTTPException) -> None:
         response = error_response(fault)
-        headers = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
+        headers = [*self.server_state.default_headers, *response.raw_headers, *self._refusal_headers(self.headers)]
+        headers.append((b"connection", b"close"))
         head = [STATUS_LINE[response.status_code], *(b"%b: %b\r\n" % header for header in headers), b"\r\n"]
         self.transport.write(b"".join(head) + bytes(response.body))
         if self.transport.can_write_eof():

@@ -13,7 +13,9 @@ from typing import Any
 import uvicorn
 
 from octavo.config import LimitsConfig, ServerConfig
+from octavo.entrypoints.access import refusal_headers
 from octavo.entrypoints.access_log import AccessLog
+from octavo.entrypoints.forwarded import believe_proxies
 from octavo.entrypoints.http_protocol import HttpProtocol
 from octavo.entrypoints.tls import Tls
 from octavo.errors import ConfigError
@@ -49,7 +51,8 @@ class HttpServer(uvicorn.Server):
         on_refused: told the status of each connection that is closed from here.
 
     Raises:
-        ConfigError: this process may open too few files, or the certificates cannot be used.
+        ConfigError: this process may open too few files, the certificates cannot be used, or what is to be believed is
+            no address.
     """
 
     def __init__(self, app: Any, config: ServerConfig, on_refused: Callable[[int], None]) -> None:
@@ -60,7 +63,7 @@ class HttpServer(uvicorn.Server):
         self._refreshes_tls = config.http.enable_ssl_refresh
         super().__init__(
             uvicorn.Config(
-                AccessLog(app, config.logs),
+                believe_proxies(AccessLog(app, config.logs), config.access.forwarded_allow_ips),
                 log_config=None,
                 log_level=config.logs.uvicorn_log_level,
                 access_log=False,
@@ -69,9 +72,11 @@ class HttpServer(uvicorn.Server):
                     limits=config.limits,
                     max_connections=_max_connections(config.limits),
                     on_refused=self._on_refused,
+                    refusal_headers=refusal_headers(config.access),
                 ),
                 ws="none",
                 lifespan="off",
+                proxy_headers=False,  # uvicorn's default believes whoever is on this machine
                 server_header=False,
                 timeout_graceful_shutdown=_LAST_RESORT_SECONDS,
             )

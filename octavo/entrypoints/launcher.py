@@ -150,6 +150,16 @@ class _ServerProcess:
     async def _run_engine(self) -> None:
         """Loads the engine, serves, and raises the cause when it is gone."""
         say(f"octavo is loading; it will serve on {self._url}")
+        watch = asyncio.create_task(EngineWatch(self._state, self._manager).run(), name="engine-watch")
+        try:
+            engine = await self._load_engine()
+            say(f"Octavo is ready: {self._url} ({self._facts(engine)})")
+            self._manager.ready()
+            raise await engine.wait_dead()
+        finally:
+            watch.cancel()
+
+    async def _load_engine(self) -> AsyncLLM:
         reporter = asyncio.create_task(self._report_progress())
         try:
             config = await _in_daemon_thread(lambda: build_config(self._engine_args, self._on_progress))
@@ -163,13 +173,7 @@ class _ServerProcess:
             raise error if self._engine is None else load_failure(self._engine, error) from None
         finally:
             reporter.cancel()
-        say(f"Octavo is ready: {self._url} ({self._facts(engine)})")
-        self._manager.ready()
-        watch = asyncio.create_task(EngineWatch(self._state, self._manager).run(), name="engine-watch")
-        try:
-            raise await engine.wait_dead()
-        finally:
-            watch.cancel()
+        return engine
 
     def _on_progress(self, stage: str, share: float) -> None:
         self._state.stage, self._state.progress = stage, share

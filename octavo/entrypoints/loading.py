@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.config import AnswerConfig
-from octavo.errors import ConfigError, EngineDeadError, ModelError
+from octavo.errors import ConfigError, EngineDeadError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from octavo.engine import AsyncLLM
@@ -30,7 +30,10 @@ def read_chat_template(answer: AnswerConfig) -> str | None:
         raise ConfigError(f"--chat-template {answer.chat_template} cannot be read: {reason}") from None
 
 
-def load_failure(engine: "AsyncLLM", error: EngineDeadError) -> EngineDeadError | ModelError:
+def load_failure(engine: "AsyncLLM", error: EngineDeadError) -> EngineDeadError | ModelError | UsageError:
     """What to raise for an engine that ended before it was ready. One that could not be loaded as configured did not
     die, and the class of its error is of no interest to a user."""
-    return ModelError(_CLASS_NAME.sub("", str(error))) if engine.exit_code_hint == 1 else error
+    cause = _CLASS_NAME.sub("", str(error))
+    if engine.exit_code_hint == 2:
+        return UsageError(cause)
+    return ModelError(cause) if engine.exit_code_hint == 1 else error

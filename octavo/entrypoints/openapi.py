@@ -136,6 +136,7 @@ _ERRORS = {
     400: "The request is wrong; error.param names the field.",
     404: "There is no such model.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     429: "The API key has used up its limits for now.",
     500: "The request could not be finished, or the server failed.",
     503: "The model is loading, or the server is going down or overloaded.",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from octavo.entrypoints.errors import PayloadTooLargeError, SchemaError, UnavailableError
@@ -65,12 +66,14 @@ async def read_request(request: Request, memory: BodyMemory, parse: Callable[[di
     """What ``parse`` makes of the JSON object in the request's body.
 
     Raises:
+        HTTPException: 415, it is compressed.
         UnavailableError: there is no room for it in ``memory``.
         SchemaError: it is not a JSON object, not said to be one, or one of too many parts.
         PayloadTooLargeError: it is larger than one may be; reading stops there.
         starlette.requests.ClientDisconnect: the client went away before its end.
         RequestError: by ``parse``.
     """
+    _check_content_encoding(request.headers.get("content-encoding", ""))
     _check_content_type(request.headers.get("content-type", ""))
     with memory.share() as take:
         body = await _read(request, memory.max_bytes, take)
@@ -121,6 +124,13 @@ def _without_strings(body: bytes) -> bytes:
         outside.append(b"".join(parts[within::2]))
         within = (within + len(parts) - 1) % 2
     return b"".join(outside)
+
+
+def _check_content_encoding(encoding: str) -> None:
+    """What a few bytes may become is beyond all bounds, so nothing is unpacked."""
+    if encoding.strip().lower() not in ("", "identity"):
+        message = f"the request body is compressed (Content-Encoding: {encoding[:60]}); send it as it is"
+        raise HTTPException(415, message, {"accept-encoding": "identity"})
 
 
 def _check_content_type(content_type: str) -> None:

@@ -1,13 +1,15 @@
 """What the routes and the process around them know of each other: how far the engine is, and what is under way."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import ServerConfig
+from octavo.engine import Pulse
 from octavo.entrypoints.active_requests import ActiveRequests
 from octavo.entrypoints.errors import UnavailableError
+from octavo.entrypoints.front_end_beats import FrontEndBeats
 from octavo.entrypoints.openai import (
     OpenAIServingChat,
     OpenAIServingCompletion,
@@ -94,11 +96,14 @@ class ServerState:
     Attributes:
         stage: what is being loaded, until ``services`` are there.
         progress: share of this stage, 0 to 1.
+        engine: also while it is being loaded.
         services: set when the engine is loaded.
+        beats: of all front ends; None: there is one.
         draining: no new request is let in.
         active: the generations under way.
         body_memory: for the bodies of requests.
         probes: what health checks are told.
+        refresh_access: given the scheduling policy, takes changed files of keys until it is cancelled.
     """
 
     def __init__(
@@ -111,16 +116,24 @@ class ServerState:
         self.shared_dir = shared_dir
         self.metrics_folder = metrics_folder
         known = (_FROM_TEMPLATE, _NO_REASONING, *REASONING_PARSERS)
+        if self.config.logs.enable_log_outputs and not self.config.logs.enable_log_requests:
+            raise ConfigError("--enable-log-outputs needs --enable-log-requests; state both, or neither")
         parser = self.config.answer.reasoning_parser
         if parser not in known:
             raise ConfigError(f"--reasoning-parser must be one of {', '.join(known)}; got {parser!r}")
         self.stage = "starting"
         self.progress = 0.0
+        self.engine: AsyncLLM | None = None
         self.services: Services | None = None
+        self.beats = None
+        if metrics_folder is not None:
+            folder = metrics_folder
+            self.beats = FrontEndBeats(folder.path, folder.front_end, folder.num_front_ends)
         self.draining = False
         self.active = ActiveRequests()
         self.body_memory = BodyMemory(self.config.limits.max_body_bytes)
         self.probes = Probes(self)
+        self.refresh_access: Callable[[str], Coroutine[Any, Any, None]] | None = None
 
     def attach(self, engine: "AsyncLLM", chat_template: str | None = None) -> None:
         """Begins to serve with a loaded engine.
@@ -131,13 +144,14 @@ class ServerState:
         Raises:
             ConfigError: the template is not valid.
         """
+        self.engine = engine
         answer, logs = self.config.answer, self.config.logs
         self.services = Services(
             engine,
             chat_template,
             answer.reasoning_parser,
             answer.trust_request_chat_template,
-            RequestLogger(logs.max_log_len) if logs.enable_log_requests else None,
+            RequestLogger(logs.max_log_len, logs.enable_log_outputs) if logs.enable_log_requests else None,
         )
 
     def continue_trace(self, headers: Mapping[str, str]) -> None:
@@ -145,6 +159,19 @@ class ServerState:
         tracer = None if self.services is None else self.services.engine.tracer
         if tracer is not None:
             tracer.continue_trace(headers)
+
+    def engine_pulse(self) -> Pulse:
+        """How the engine does, loaded or not."""
+        return Pulse() if self.engine is None else self.engine.pulse()
+
+    def front_ends_pulse(self) -> Pulse:
+        """How the other front ends do, once requests are served."""
+        return Pulse() if self.beats is None or self.services is None else self.beats.pulse()
+
+    def pulse(self) -> Pulse:
+        """The worse of both."""
+        pulses = (self.engine_pulse(), self.front_ends_pulse())
+        return max(pulses, key=lambda pulse: (pulse.is_stuck, pulse.is_overdue))
 
     @property
     def dead_cause(self) -> str | None:

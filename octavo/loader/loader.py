@@ -35,11 +35,16 @@ _HEAD = "lm_head.weight"
 _PIECE_BYTES = 4 * 2**20
 
 
-def load_model(config: OctavoConfig, progress: Progress | None = None) -> nn.Module:
+def load_model(
+    config: OctavoConfig,
+    progress: Progress | None = None,
+    on_built: Callable[[nn.Module], None] = lambda model: None,
+) -> nn.Module:
     """The model with its weights, ready for a forward under ``torch.inference_mode()``.
 
     Args:
         progress: called with ("loading weights", share done from 0 to 1).
+        on_built: called with the model before its weights are read.
 
     Raises:
         UnsupportedError: an architecture or a variant of it that octavo does not have.
@@ -51,6 +56,7 @@ def load_model(config: OctavoConfig, progress: Progress | None = None) -> nn.Mod
     kernels.select(current_platform().kernel_provider)
     logger.info("kernels: %s", kernels.describe())
     model = _build(config.model)
+    on_built(model)
     loaded_bytes = _load_weights(model, config.model, progress or (lambda stage, share: None))
     gib, seconds = loaded_bytes / 2**30, time.monotonic() - started
     parameters = _parameters(model)

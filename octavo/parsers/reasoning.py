@@ -13,7 +13,13 @@ from octavo.registry import Registry
 
 __all__ = ["REASONING_PARSERS", "ReasoningFormat", "ReasoningPieces", "ReasoningStream", "detect_reasoning_format"]
 
-REASONING_PARSERS = Registry("reasoning parser", {"think": "octavo.parsers.think:FORMAT"})
+_THINK = "octavo.parsers.think:FORMAT"
+# vLLM's names of parsers whose models write that form.
+_ALIASES_OF_THINK = (
+    *("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "nemotron_v3"),
+    *("olmo3", "qwen3", "step3", "step3p5"),
+)
+REASONING_PARSERS = Registry("reasoning parser", {"think": _THINK, **dict.fromkeys(_ALIASES_OF_THINK, _THINK)})
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
@@ -71,6 +77,16 @@ class ReasoningStream:
             self._fresh = False
         else:
             self._state = _State.BEFORE
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning."""
+        return self._state is _State.REASONING
+
+    @property
+    def is_content(self) -> bool:
+        """Whether all that comes is content."""
+        return self._state is _State.CONTENT
 
     def push(self, text: str) -> ReasoningPieces:
         """Takes new text; gives out what is certain."""

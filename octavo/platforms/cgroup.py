@@ -7,7 +7,7 @@ path in /proc/self/cgroup is often that of the host and not visible: then the mo
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cpu_quota", "memory_headroom"]
+__all__ = ["cpu_quota", "memory_headroom", "memory_limit"]
 
 # Version 1 writes "no limit" as the largest multiple of the page size below 2**63.
 _V1_UNLIMITED = 1 << 60
@@ -19,15 +19,28 @@ def memory_headroom(root: Path) -> int | None:
     File pages that can be dropped are not counted as used.
     """
     room: list[int] = []
-    for folder in _groups(root, "memory"):
+    for folder, limit in _memory_limits(root):
         v2 = (folder / "memory.max").exists()
-        limit = _number(folder / ("memory.max" if v2 else "memory.limit_in_bytes"))
         used = _number(folder / ("memory.current" if v2 else "memory.usage_in_bytes"))
-        if limit is None or limit >= _V1_UNLIMITED or used is None:
+        if used is None:
             continue
         droppable = _statistic(folder / "memory.stat", "inactive_file" if v2 else "total_inactive_file")
         room.append(max(0, limit - max(0, used - droppable)))
     return min(room, default=None)
+
+
+def memory_limit(root: Path) -> int | None:
+    """The least limit of the groups, bytes; None: none has one."""
+    return min((limit for _, limit in _memory_limits(root)), default=None)
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
+    """(folder, bytes) of the groups that have a limit."""
+    for folder in _groups(root, "memory"):
+        v2 = (folder / "memory.max").exists()
+        limit = _number(folder / ("memory.max" if v2 else "memory.limit_in_bytes"))
+        if limit is not None and limit < _V1_UNLIMITED:
+            yield folder, limit
 
 
 def cpu_quota(root: Path) -> float | None:

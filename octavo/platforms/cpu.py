@@ -10,7 +10,7 @@ from pathlib import Path
 from octavo import envs
 from octavo.errors import ConfigError
 from octavo.logging import init_logger
-from octavo.platforms.cgroup import cpu_quota, memory_headroom
+from octavo.platforms.cgroup import cpu_quota, memory_headroom, memory_limit
 from octavo.types import PlatformFacts
 
 __all__ = ["CpuPlatform"]
@@ -79,6 +79,12 @@ class CpuPlatform:
         """MemAvailable (page cache counts as free), or less where a control group allows less."""
         machine = self._meminfo("MemAvailable")
         group = memory_headroom(self._root)
+        return machine if group is None else min(machine, group)
+
+    def total_memory_bytes(self) -> int:
+        """MemTotal, or less where a control group allows less."""
+        machine = self._meminfo("MemTotal")
+        group = memory_limit(self._root)
         return machine if group is None else min(machine, group)
 
     def init_threads(self) -> None:

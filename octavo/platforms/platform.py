@@ -34,6 +34,10 @@ class Platform(Protocol):
         """Memory that can still be taken, in bytes, as far as this process is allowed to."""
         ...
 
+    def total_memory_bytes(self) -> int:
+        """Memory that this process could take if nobody else took any, in bytes."""
+        ...
+
     def init_threads(self) -> None:
         """Sizes torch's thread pool by the cores that this process may use."""
         ...

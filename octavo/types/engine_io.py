@@ -229,7 +229,7 @@ class EngineReady(msgspec.Struct, array_like=True, tag=True):
 
 
 class EngineDead(msgspec.Struct, array_like=True, tag=True):
-    """Last words of an engine. ``exit_code`` 1: configuration or model at fault; 3: it died while running."""
+    """Last words of an engine. ``exit_code`` 1: configuration or model at fault, 2: a flag, 3: it died."""
 
     cause: str
     exit_code: int

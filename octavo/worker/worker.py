@@ -7,6 +7,7 @@ from torch import nn
 
 from octavo.attention import Attention, attention_layers
 from octavo.config import OctavoConfig
+from octavo.core import make_kv_cache_config
 from octavo.errors import ConfigError
 from octavo.kernels import kernel_set
 from octavo.loader import load_model
@@ -31,11 +32,13 @@ class Worker:
     """Args:
 
     config: the final configuration.
-    load: makes the model; the loader's own unless a test brings another.
+    load: makes the model, and shows it before the weights are read; the loader's own unless a test brings another.
     """
 
     def __init__(
-        self, config: OctavoConfig, load: Callable[[OctavoConfig, Progress | None], nn.Module] = load_model
+        self,
+        config: OctavoConfig,
+        load: Callable[[OctavoConfig, Progress | None, Callable[[nn.Module], None]], nn.Module] = load_model,
     ) -> None:
         self._config = config
         self._load = load
@@ -49,7 +52,7 @@ class Worker:
     def load_model(self, progress: Progress | None = None) -> str:
         """Loads the weights; ``progress(stage, share)`` is told how far it is. Returns the kernel set's name."""
         processors = self._make_processors()  # first: a name that is wrong is told before the weights are read
-        model = self._load(self._config, progress)
+        model = self._load(self._config, progress, self._check_stated_memory)
         self._layers = attention_layers(model)
         self._runner = ModelRunner(self._config, cast(CausalModel, model), self._layers, processors)
         return kernel_set()
@@ -60,6 +63,13 @@ class Worker:
         return {
             name: layer.kv_cache_spec(cache.block_size, cache.kv_cache_dtype) for name, layer in self._layers.items()
         }
+
+    def _check_stated_memory(self, model: nn.Module) -> None:
+        """A stated size of the KV cache that is too small is told now, not when gigabytes of weights have been read."""
+        cache = self._config.cache
+        if cache.kv_cache_memory_bytes is not None and cache.num_gpu_blocks_override is None:
+            self._layers = attention_layers(model)
+            make_kv_cache_config(self.get_kv_cache_specs(), cache.kv_cache_memory_bytes, self._config)
 
     def determine_available_memory(self) -> int:
         """Bytes that the KV cache may take: as stated, or the configured share of what is free after loading and

@@ -69,10 +69,20 @@ def test_help_loads_neither_torch_nor_an_http_library() -> None:
         (["--serve"], "unrecognized arguments: --serve"),
         (["complete"], "the following arguments are required: PROMPT"),
         (["serve", "--port", "65536"], "argument --port: must be a whole number between 0 and 65535, got 65536"),
-        (["serve", "--shutdown-timeout", "-1"], "--shutdown-timeout: must be a number of seconds, 0 or more, got -1.0"),
-        (["serve", "--shutdown-timeout", "nan"], "0 or more, got nan"),
-        (["serve", "--max-body-bytes", "0"], "--max-body-bytes: must be a whole number, 1 or more, got 0"),
+        (
+            ["serve", "--shutdown-timeout", "-1"],
+            "--shutdown-timeout: must be a number of seconds between 0 and 1000000, got -1.0",
+        ),
+        (["serve", "--shutdown-timeout", "nan"], "between 0 and 1000000, got nan"),
+        (
+            ["serve", "--max-body-bytes", "0"],
+            "--max-body-bytes: must be a whole number between 1 and 1099511627776, got 0",
+        ),
         (["serve", "--reasoning-parser", "thonk"], "invalid choice: 'thonk' (choose from 'auto', 'none', 'think'"),
+        (
+            ["serve", "--reasoning-parser", "mistral"],
+            "invalid choice: 'mistral' (choose from 'auto', 'none', 'think', 'd",
+        ),
         (["serve", "--served-model-name", ""], "argument --served-model-name: must be a name or a list of names"),
         (["serve", "--hf-overrides", "[1]"], "argument --hf-overrides: must be a JSON object, got [1]"),
         (["serve", "--hf-overrides", "{'a': 1}"], "--hf-overrides: must be a JSON object"),

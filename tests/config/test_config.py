@@ -89,7 +89,7 @@ def test_a_stated_dtype_that_is_not_computed_here_is_refused() -> None:
     ("stated", "names"),
     [
         ({"max_model_len": 0}, "--max-model-len"),
-        ({"max_model_len": 1}, "--max-model-len must be between 2"),
+        ({"max_model_len": 1}, "--max-model-len must be a whole number between 2"),
         ({"max_model_len": 5000}, "--max-model-len 5000 .* 4096"),
         ({"max_model_len": "12"}, "--max-model-len must be a whole number"),
         ({"max_model_len": True}, "--max-model-len must be a whole number"),
@@ -208,7 +208,7 @@ def test_what_is_said_of_the_weights_must_be_so(fmt: str, stated: dict[str, Any]
         ({"dtype": "half"}, "--dtype half: say float16"),
         ({"hf_overrides": "rope"}, "--hf-overrides must be a JSON object, got 'rope'"),
         ({"revision": ""}, "--revision must be text, got ''"),
-        ({"max_logprobs": -2}, "--max-logprobs must be between -1"),
+        ({"max_logprobs": -2}, "--max-logprobs must be a whole number between -1"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8_e5m2: say fp8: .* e4m3"),
         ({"kv_cache_dtype": "bfloat16"}, "--kv-cache-dtype bfloat16: say auto"),
         ({"kv_cache_dtype": "int4"}, "--kv-cache-dtype must be one of auto, int8, fp8, fp8_e4m3; got 'int4'"),

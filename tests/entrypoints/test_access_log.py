@@ -11,6 +11,7 @@ import pytest
 
 from octavo.config import LogsConfig
 from octavo.entrypoints.access_log import AccessLog
+from octavo.errors import ConfigError, RequestFailedError
 from octavo.logging import set_log_format
 
 COMPLETION = {"model": "m", "prompt": "hi there", "max_tokens": 4, "temperature": 0}
@@ -263,3 +264,38 @@ def test_prompts_are_logged_only_where_that_was_asked_for(logged: Any, requests:
 def test_a_request_that_is_refused_is_not_logged_as_received(logged: Any, requests: Kept) -> None:
     assert logged(enable_log_requests=True).complete(max_tokens=10**6).status_code == 400
     assert requests.records == []
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_logged_only_where_that_was_asked_for(logged: Any, requests: Kept) -> None:
+    assert logged(enable_log_requests=True).complete().status_code == 200
+    assert len(requests.records) == 1  # the prompt: the control
+    server = logged(enable_log_requests=True, enable_log_outputs=True, max_log_len=3)
+    for stream in (False, True):
+        requests.records.clear()
+        assert server.complete(n=2, temperature=1, stream=stream).status_code == 200
+        asked, *answers = requests.records
+        told = [(each.fields["index"], each.fields["text"], each.fields["finish_reason"]) for each in answers]
+        assert sorted(told) == [(0, "abc", "length"), (1, "abc", "length")]
+        assert {each.fields["request_id"] for each in answers} == {asked.fields["request_id"]}
+    assert "choice 0: text 'abc', finish_reason length" in "".join(requests.lines)
+    requests.records.clear()
+    assert server.chat(stream=True).status_code == 200
+    assert requests.records[1].fields["text"] == "abc"
+
+
+def test_an_answer_that_breaks_off_is_logged_as_far_as_it_came(logged: Any, requests: Kept) -> None:
+    server = logged(enable_log_requests=True, enable_log_outputs=True)
+    server.engine.answer = "a\nforged line"
+    server.engine.fail_after = (3, RequestFailedError("it went wrong"))
+    server.complete(stream=True, max_tokens=9)
+    fields = requests.records[1].fields
+    assert (fields["text"], fields["finish_reason"]) == ("a\nf", "abort")
+    assert "\n" not in requests.lines[1]
+
+
+def test_answers_cannot_be_logged_without_requests(logged: Any) -> None:
+    with pytest.raises(ConfigError, match="--enable-log-outputs needs --enable-log-requests"):
+        logged(enable_log_outputs=True)

@@ -1,6 +1,8 @@
 """What no route may forget: each that the server describes refuses what is wrong for all of them. The routes come from
 the OpenAPI description, so that a new one is here before its own tests are written."""
 
+import gzip
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +57,19 @@ class TestEveryRouteWithABody:
     def test_refuses_another_content_type(self, server: Any, error: Error, path: str, content_type: str) -> None:
         response = server.post(path, b'{"prompt":"hi"}', headers={"content-type": content_type})
         assert "Content-Type" in error(response, 400)["message"]
+
+    @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip", "GZIP"])
+    def test_says_that_it_unpacks_no_body(self, server: Any, error: Error, path: str, encoding: str) -> None:
+        body = gzip.compress(json.dumps(_VALID[path]).encode())
+        response = server.post(path, body, headers={"content-encoding": encoding})
+        message = error(response, 415)["message"]
+        assert message == f"the request body is compressed (Content-Encoding: {encoding}); send it as it is"
+        assert response.headers["accept-encoding"] == "identity"
+
+    @pytest.mark.parametrize("encoding", ["identity", "Identity ", ""])
+    def test_control_takes_a_body_that_is_said_to_be_plain(self, server: Any, path: str, encoding: str) -> None:
+        body = json.dumps(_VALID[path]).encode()
+        assert server.post(path, body, headers={"content-encoding": encoding}).status_code == 200
 
     def test_does_not_know_another_model(self, server: Any, error: Error, path: str) -> None:
         response = server.post(path, _VALID[path] | {"model": "nope"})

@@ -12,6 +12,7 @@ import pytest
 
 from octavo.engine import Pulse
 from octavo.entrypoints import service_manager, watch
+from octavo.entrypoints.front_end_beats import FrontEndBeats
 from octavo.entrypoints.service_manager import ServiceManager
 from octavo.entrypoints.watch import EngineWatch
 from octavo.errors import EngineDeadError
@@ -75,8 +76,55 @@ def test_the_cause_is_told(server: Any) -> None:
     assert server.get("/live").json() == {"status": "stuck", "cause": STUCK.cause}
     dead(server)
     assert server.get("/ready").json() == {"status": "dead", "cause": "killed by signal 9"}
+    server.engine.how_it_does = Pulse()
     loading(server)
     assert server.get("/ready").json() == {"status": "loading", "stage": "starting", "progress": 0.0}
+
+
+def test_an_engine_that_is_silent_while_it_loads_is_told(server: Any) -> None:
+    loading(server)
+    overdue(server)
+    assert server.get("/health").json()["cause"] == OVERDUE.cause
+    assert codes(server) == (200, 503, 503)
+    stuck(server)
+    assert server.get("/live").json() == {"status": "stuck", "cause": STUCK.cause}
+    assert codes(server) == (503, 503, 503)
+
+
+def test_other_front_ends_that_are_silent_are_told_once_requests_are_served(server: Any, tmp_path: Path) -> None:
+    now = 1000.0
+    one, other = (FrontEndBeats(tmp_path, index, 2, lambda: now) for index in range(2))
+    server.state.beats = one
+    other.beat()
+    now += 9.9
+    assert codes(server) == (200, 200, 200)
+    now += 0.2
+    assert server.get("/ready").json() == {
+        "status": "overdue",
+        "cause": "front end 1 of 2 has shown no sign of life for 10 s",
+    }
+    now += 110
+    assert codes(server) == (503, 503, 200)
+    other.beat()
+    assert codes(server) == (200, 200, 200)
+    now += 20
+    loading(server)
+    assert codes(server) == (200, 503, 503)
+
+
+def test_a_front_end_that_has_ended_in_good_order_is_not_missed(server: Any, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        now = 1000.0
+        one, other = (FrontEndBeats(tmp_path, index, 2, lambda: now) for index in range(2))
+        running = asyncio.create_task(other.run())
+        await asyncio.sleep(0)
+        now += 1000
+        assert one.pulse().is_stuck
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert one.pulse() == Pulse()
+
+    asyncio.run(scenario())
 
 
 def test_readiness_comes_back(server: Any) -> None:

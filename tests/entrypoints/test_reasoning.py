@@ -90,8 +90,9 @@ def test_without_a_format_nothing_is_split_and_no_field_speaks_of_it(
     assert collected(chunks) == {"role": "assistant", "content": ANSWER}
 
 
-def test_a_parser_that_is_named_needs_no_template(thinker: Callable[..., Any]) -> None:
-    server = thinker(chat_template=None, reasoning_parser="think")
+@pytest.mark.parametrize("name", ["think", "deepseek_r1", "qwen3", "glm45", "olmo3", "step3p5"])
+def test_a_parser_that_is_named_needs_no_template(thinker: Callable[..., Any], name: str) -> None:
+    server = thinker(chat_template=None, reasoning_parser=name)
     message = server.chat(max_tokens=len(ANSWER)).json()["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == ("why not?", "Yes.")
 
@@ -116,3 +117,34 @@ def test_variables_reach_the_template(thinker: Callable[..., Any]) -> None:
     server = thinker()
     assert server.chat(chat_template_kwargs={"enable_thinking": False}).status_code == 200
     assert server.engine.rendered[-1][1]["template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("answer", "opening", "tokens"),
+    [
+        (ANSWER, "", len("\nwhy not?\n")),  # a token a character: those between the markers
+        ("\n <think>abc</think>", "", 3),
+        ("why not?</think>Yes.", "<think>\n", len("why not?")),
+        ("Yes. <think>not now</think>", "", 0),
+        ("Yes.", "<think>\n\n</think>\n\n", 0),
+        ("<think>cut off </thi", "", len("cut off </thi")),
+        ("<thi", "", 0),
+    ],
+)
+def test_usage_counts_the_tokens_of_reasoning_the_same_way_streamed_or_not(
+    thinker: Callable[..., Any], events: Events, answer: str, opening: str, tokens: int
+) -> None:
+    server = thinker(answer, opening)
+    fields: dict[str, Any] = {"max_tokens": len(answer), "n": 2, "temperature": 1}
+    details = {"reasoning_tokens": 2 * tokens}
+    assert server.chat(**fields).json()["usage"]["completion_tokens_details"] == details
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(server.chat(**fields, stream=True, stream_options=options))
+    assert chunks[-1]["usage"]["completion_tokens_details"] == details
+    counts = [chunk["usage"]["completion_tokens_details"]["reasoning_tokens"] for chunk in chunks]
+    assert len(counts) > len(answer)
+
+
+def test_usage_does_not_speak_of_reasoning_where_there_is_no_format(thinker: Callable[..., Any]) -> None:
+    assert "completion_tokens_details" not in thinker(reasoning_parser="none").chat().json()["usage"]
+    assert "completion_tokens_details" not in thinker().complete().json()["usage"]

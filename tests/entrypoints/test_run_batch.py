@@ -19,10 +19,11 @@ from octavo.cli import main
 from octavo.config import AnswerConfig, EngineArgs
 from octavo.entrypoints.batch import BatchOptions, input_lines, run_batch
 from octavo.entrypoints.batch.output_file import OutputFile
-from octavo.errors import ConfigError, EngineDeadError, OverloadedError, RequestFailedError
+from octavo.errors import ConfigError, EngineDeadError, NoTokenLeftError, OverloadedError, RequestFailedError
 from tests.entrypoints.conftest import FakeAsyncLLM, Server
 
 COMMAND = [sys.executable, "-c", "import sys; from octavo.cli import main; sys.exit(main())", "run-batch"]
+MOST_TRIES = 4
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -69,6 +70,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine(max_num_seqs=2)
     monkeypatch.setattr("octavo.entrypoints.batch.runner.build_config", lambda args: fake.config)
     monkeypatch.setattr("octavo.entrypoints.batch.runner.AsyncLLM", lambda config: fake)
+    monkeypatch.setattr("octavo.entrypoints.batch.runner._FIRST_WAIT_SECONDS", 0.001)
     return fake
 
 
@@ -149,10 +151,73 @@ def test_a_stream_is_refused(batch: Callable[..., int], tmp_path: Path) -> None:
 
 def test_a_failed_request_fails_alone(batch: Callable[..., int], engine: FakeEngine, tmp_path: Path) -> None:
     engine.fail_after = (2, RequestFailedError("it went wrong"))
-    assert batch(line("a"), line("b", max_tokens=2)) == 0
+    assert batch(line("a"), line("b", max_tokens=2)) == 1
     found = by_id(tmp_path / "out.jsonl")
     assert found["a"]["response"]["status_code"] == 500
     assert found["b"]["response"]["status_code"] == 200
+    assert len(engine.started) == 1 + MOST_TRIES
+
+
+class FailsSometimes:
+    """Instead of the engine's way in: so many requests fail with this, then all are as ever."""
+
+    def __init__(self, engine: FakeEngine, times: int, error: Exception) -> None:
+        self._generate, self._left, self._error = engine.generate_one, times, error
+
+    async def __call__(self, inputs: Any) -> Any:
+        if self._left:
+            self._left -= 1
+            raise self._error
+        async for output in self._generate(inputs):
+            yield output
+
+
+@pytest.mark.parametrize("times", [1, MOST_TRIES - 1])
+def test_a_request_that_failed_for_now_is_tried_again(
+    batch: Callable[..., int],
+    engine: FakeEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    times: int,
+) -> None:
+    monkeypatch.setattr(engine, "generate_one", FailsSometimes(engine, times, RequestFailedError("it went wrong")))
+    assert batch(line("a")) == 0
+    assert by_id(tmp_path / "out.jsonl")["a"]["response"]["status_code"] == 200
+    assert f"{times} further tries" in capfd.readouterr().err
+
+
+def test_control_a_request_that_is_wrong_is_not_tried_again(
+    batch: Callable[..., int], engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "generate_one", FailsSometimes(engine, 1, NoTokenLeftError("nothing is left")))
+    for _ in range(2):  # nor by the next run
+        assert batch(line("a")) == 0
+        assert by_id(tmp_path / "out.jsonl")["a"]["response"]["status_code"] == 400
+
+
+def test_the_next_run_asks_again_what_failed_for_now_and_keeps_the_rest(
+    batch: Callable[..., int], engine: FakeEngine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = [line("first", max_tokens=1), line("a"), "nonsense\n", line("b"), line("last", max_tokens=2)]
+    engine.fail_after = (2, RequestFailedError("it went wrong"))
+    assert batch(*lines) == 1
+    assert "2 of those may succeed another time: the same command asks them again" in capfd.readouterr().err
+    out = tmp_path / "out.jsonl"
+    out.chmod(0o640)
+    kept = [entry for entry in read(out) if entry["custom_id"] not in ("a", "b")]
+    engine.fail_after = None
+    asked = len(engine.started)
+    assert batch(*lines) == 0
+    assert "2 requests have failed for now; they are asked again" in capfd.readouterr().err
+    assert len(engine.started) == asked + 2
+    assert read(out)[: len(kept)] == kept
+    assert {each: by_id(out)[each]["response"]["status_code"] for each in ("a", "b")} == {"a": 200, "b": 200}
+    assert out.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    whole = out.read_bytes()
+    assert batch(*lines) == 0
+    assert out.read_bytes() == whole
 
 
 @pytest.mark.parametrize(
@@ -336,13 +401,13 @@ def test_an_engine_that_is_full_is_asked_again_when_something_has_ended(
     monkeypatch.setattr(engine, "process_inputs", first_two)
     assert batch(line("one"), line("two")) == 0
     found = by_id(tmp_path / "out.jsonl")
-    assert sorted(found[each]["response"]["status_code"] for each in ("one", "two")) == [200, 503]
+    assert [found[each]["response"]["status_code"] for each in ("one", "two")] == [200, 200]
 
     async def always(*args: Any, **options: Any) -> Any:
         raise OverloadedError("the queue is full")
 
     monkeypatch.setattr(engine, "process_inputs", always)
-    assert batch(line("alone")) == 0
+    assert batch(line("alone")) == 1
     assert by_id(tmp_path / "out.jsonl")["alone"]["response"]["status_code"] == 503
 
 

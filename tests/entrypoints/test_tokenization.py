@@ -1,10 +1,15 @@
 """POST /tokenize and /detokenize: shapes, both ways, and every mistake refused without touching the engine."""
 
+import dataclasses
+import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from octavo.config import HttpConfig
+from octavo.entrypoints import build_app
 
 VOCAB_SIZE = 300
 HUGE = 2**63
@@ -127,3 +132,38 @@ def test_the_bounds_on_length(make_server: Any, error: Error) -> None:
     server = make_server(max_body_bytes=1 << 25)
     error(server.post("/tokenize", {"prompt": "x" * ((1 << 22) + 1)}), 400, "prompt")
     error(server.post("/detokenize", {"tokens": [5] * ((1 << 22) + 1)}), 400, "tokens")
+
+
+# ---- GET /tokenizer_info --------------------------------------------------------------------------------------------
+
+
+def with_info(server: Any, folder: Any) -> Any:
+    """The same server, asked to tell of its tokenizer."""
+    config = dataclasses.replace(server.state.config, http=HttpConfig(enable_tokenizer_info_endpoint=True))
+    server.state.config = config
+    engine = server.engine
+    model = dataclasses.replace(engine.config.model, tokenizer_path=str(folder))
+    engine.config = dataclasses.replace(engine.config, model=model)
+    server.app = build_app(server.state)
+    return server
+
+
+def test_the_tokenizers_settings_are_told_where_that_was_asked_for(make_server: Any, tmp_path: Any) -> None:
+    settings = {"tokenizer_class": "LlamaTokenizer", "model_max_length": 10**30, "bos_token": {"content": "<s>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    server = make_server(chat_template="{{ messages }}")
+    assert server.get("/tokenizer_info").status_code == 404
+    told = with_info(server, tmp_path).get("/tokenizer_info")
+    assert told.status_code == 200
+    assert told.json() == {
+        "tokenizer_class": "LlamaTokenizer",
+        "model_max_length": 10**30,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": "{{ messages }}",
+    }
+
+
+def test_a_model_without_such_a_file_tells_what_is_in_use(server: Any, tmp_path: Any) -> None:
+    told = with_info(server, tmp_path / "model.gguf").get("/tokenizer_info").json()
+    assert told == {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import uvloop
 
-from octavo.config import HttpConfig, LimitsConfig, LogsConfig, ServerConfig
+from octavo.config import AccessConfig, HttpConfig, LimitsConfig, LogsConfig, ServerConfig
 from octavo.entrypoints import HttpServer
 
 __all__ = ["WireServer", "head", "receive_all"]
@@ -29,9 +29,15 @@ class WireServer:
         logs: LogsConfig | None = None,
         http: HttpConfig | None = None,
         sock: socket.socket | None = None,
+        access: AccessConfig | None = None,
         **limits: Any,
     ) -> None:
-        config = ServerConfig(http=http or HttpConfig(), limits=LimitsConfig(**limits), logs=logs or LogsConfig())
+        config = ServerConfig(
+            http=http or HttpConfig(),
+            access=access or AccessConfig(),
+            limits=LimitsConfig(**limits),
+            logs=logs or LogsConfig(),
+        )
         self._socket = sock or socket.create_server(("127.0.0.1", 0), backlog=2048)
         self.address = self._socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"

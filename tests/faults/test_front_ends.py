@@ -1,6 +1,7 @@
 """Several front ends of one engine: they share its work, its port and its fate."""
 
 import contextlib
+import http.client
 import signal
 import time
 from collections.abc import Callable
@@ -82,8 +83,45 @@ def test_a_killed_front_end_is_the_end_of_the_server(two: Server) -> None:
     assert wait_until(two.left_nothing)
 
 
-def test_a_killed_first_process_takes_all_along(two: Server) -> None:
-    two.signal(signal.SIGKILL)
+def ends_of(streams: list[Stream]) -> list[int | None]:
+    """The code of the error that ended each; None: it was cut off."""
+    codes: list[int | None] = []
+    for stream in streams:
+        try:
+            codes.append(error_in(stream)["code"])
+        except (ConnectionError, http.client.HTTPException):
+            codes.append(None)
+    return codes
+
+
+def test_a_killed_first_process_takes_all_along_and_the_clients_of_the_other_are_told(two: Server) -> None:
+    with many_streams(two, max_tokens=LENGTH) as streams:
+        of_first, of_other = shares(two)
+        two.signal(signal.SIGKILL)
+        two.wait_exit()
+        ends = ends_of(streams)
+    assert (ends.count(None), ends.count(503)) == (of_first, of_other)  # the first one's clients are the control
+    assert wait_until(two.left_nothing)
+
+
+def test_the_other_front_end_answers_what_is_not_streamed_with_an_error_too(two: Server) -> None:
+    body = two.body(max_tokens=LENGTH)
+
+    def ask(_: int) -> int | None:
+        try:
+            answer = two.http.post(f"{two.url}/v1/completions", json=body)
+        except httpx.TransportError:
+            return None
+        assert answer.json()["error"]["message"] == "the engine has died; the server is going down"
+        return answer.status_code
+
+    with ThreadPoolExecutor(MANY) as threads:
+        answers = threads.map(ask, range(MANY))
+        assert wait_until(lambda: sum(shares(two)) >= MANY and two.metric("num_requests_running") == MANY)
+        of_first, of_other = shares(two)
+        two.signal(signal.SIGKILL)
+        codes = list(answers)
+    assert (codes.count(None), codes.count(503)) == (of_first, of_other)
     two.wait_exit()
     assert wait_until(two.left_nothing)
 
@@ -163,3 +201,18 @@ def test_a_keys_limit_is_one_for_all_front_ends(start: Callable[..., Server], tm
     refilled = (time.monotonic() - begin) * 5 / 60
     assert set(codes) == {200, 429}
     assert 5 <= codes.count(200) <= 5 + refilled
+
+
+def test_all_front_ends_take_a_changed_file_of_keys(start: Callable[..., Server], tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("[{key: sk-old, name: old}]")
+    server = start("--api-server-count", "2", "--api-key-file", str(keys)).wait_ready()
+    further(server)
+    (tmp_path / "new").write_text("[{key: sk-new, name: new}]")
+    (tmp_path / "new").rename(keys)
+    assert wait_until(lambda: sum("API keys were read again" in line for line in list(server.lines)) == 2, 20)
+    for key, status in (("sk-old", 401), ("sk-new", 200)):
+        headers = {"x-api-key": key}
+        assert {server.http.get(f"{server.url}/v1/models", headers=headers).status_code for _ in range(MANY)} == {
+            status
+        }

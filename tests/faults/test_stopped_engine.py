@@ -1,4 +1,5 @@
-"""E3: every front end notices that an engine is stopped, and that it goes on; the service manager hears of it."""
+"""E3: whoever is stopped, the engine or one of several front ends, loading or loaded: those that go on tell, and tell
+when it goes on again; the service manager hears of it."""
 
 import contextlib
 import os
@@ -7,8 +8,14 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
 
 from tests.faults.server_process import Server, wait_until
+from tests.faults.test_front_ends import further
 
 BOUND = 10.0
 LATENESS = 3.0
@@ -55,3 +62,48 @@ def test_a_stopped_engine_is_noticed_and_so_is_its_going_on(start: Callable[...,
         assert words.count("WATCHDOG=1") == len(words) > 2
         assert last == "STOPPING=1"
     assert server.left_nothing()
+
+
+def test_an_engine_that_is_stopped_while_it_loads_is_told_and_may_go_on(start: Callable[..., Server]) -> None:
+    server = start()
+    os.kill(server.engine_pid, signal.SIGSTOP)
+    server.wait_said("octavo is loading", BOUND)
+    assert "cause" not in server.health()
+    assert wait_until(lambda: "cause" in server.health(), BOUND + LATENESS), server.lines
+    assert server.health()["cause"].startswith("the engine's process has shown no sign of life for ")
+    assert set(probe(server, "/live")) == {200}
+    server.wait_said("the engine is overdue")
+
+    os.kill(server.engine_pid, signal.SIGCONT)
+    server.wait_ready()
+    server.wait_said("the engine goes on")
+    assert server.complete().status_code == 200
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_front_end_is_told_by_the_other_which_goes_on(start: Callable[..., Server], stopped: int) -> None:
+    server = start("--api-server-count", "2").wait_ready()
+    process = psutil.Process(server.process.pid) if stopped == 0 else further(server)
+    assert wait_until(lambda: set(probe(server, "/ready")) == {200})
+    body = server.body()
+    process.suspend()
+    try:
+        assert of_other(server, "GET", "/ready").status_code == 200  # so far
+        says = f"front end {stopped} of 2 has shown no sign of life for "
+        assert wait_until(lambda: says in of_other(server, "GET", "/ready").text, BOUND + LATENESS)
+        assert of_other(server, "GET", "/ready").status_code == 503
+        assert of_other(server, "POST", "/v1/completions", json=body).status_code == 200
+        if stopped == 1:
+            server.wait_said("a front end is overdue")
+    finally:
+        process.resume()
+    assert wait_until(lambda: set(probe(server, "/ready")) == {200})
+    server.signal(signal.SIGTERM)
+    assert server.wait_exit() == 0
+
+
+def of_other(server: Server, method: str, path: str, **body: Any) -> httpx.Response:
+    """The answer of the front end that goes on: connections that the stopped one has got are given up."""
+    while True:
+        with contextlib.suppress(httpx.TimeoutException):
+            return server.http.request(method, server.url + path, timeout=1.0, **body)

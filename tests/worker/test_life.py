@@ -55,7 +55,7 @@ def free_memory(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def loaded(model: ToyModel, **stated: object) -> Worker:
-    worker = Worker(toy_config(**stated), lambda config, progress: model)
+    worker = Worker(toy_config(**stated), lambda *_: model)
     worker.init_device()
     worker.load_model()
     return worker
@@ -72,7 +72,7 @@ def test_specs_name_every_attention_layer() -> None:
 def test_loading_progress_is_passed_on() -> None:
     heard: list[tuple[str, float]] = []
 
-    def load(config: object, progress: object) -> ToyModel:
+    def load(config: object, progress: object, on_built: object) -> ToyModel:
         progress("weights", 0.5)  # type: ignore[operator]
         return ToyModel()
 

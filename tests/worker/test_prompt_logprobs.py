@@ -130,7 +130,7 @@ def test_a_long_prompt_never_needs_more_logits_at_once_than_a_piece() -> None:
     length = 250
     config = toy_config(WideModel.WIDTH, length + 1, max_num_batched_tokens=length)
     model = WideModel()
-    worker = Worker(config, lambda config, progress: model)
+    worker = Worker(config, lambda *_: model)
     start(worker, max_model_len=length + 1)
     model.logits_rows.clear()
     scheduler = PlainScheduler()

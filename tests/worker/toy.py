@@ -170,7 +170,7 @@ def toy_kv_cache_config(num_blocks: int = NUM_BLOCKS) -> KVCacheConfig:
 def toy_worker(config: OctavoConfig) -> tuple[Worker, ToyModel]:
     """A worker that loads the toy."""
     model = ToyModel()
-    return Worker(config, lambda config, progress: model), model
+    return Worker(config, lambda *_: model), model
 
 
 def start(worker: Any, kv_cache_config: KVCacheConfig | None = None, max_model_len: int = MAX_MODEL_LEN) -> None:

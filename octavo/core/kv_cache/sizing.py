@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from octavo.config import OctavoConfig
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, UsageError
 from octavo.types import KVCacheConfig, KVCacheGroup, KVCacheSpec, KVCacheTensor
 
 __all__ = ["make_kv_cache_config"]
@@ -30,7 +30,7 @@ def make_kv_cache_config(
 
     Raises:
         ConfigError: the stated max_model_len or number of blocks (or anything at all) does not fit, or the groups don't
-            go together.
+            go together. UsageError where it is stated how much memory the cache takes: that will not change.
     """
     max_model_len = config.model.max_model_len
     budget = config.scheduler.max_num_batched_tokens
@@ -48,16 +48,19 @@ def make_kv_cache_config(
         # The null block takes memory too.
         usable = max(0, available_bytes // block_bytes - 1)
         usable = min(usable, config.scheduler.max_num_seqs * _max_blocks(group_specs, max_model_len, budget))
-        source = f"{_megabytes(available_bytes)} of KV cache memory"
+        stated = config.cache.kv_cache_memory_bytes
+        memory = _megabytes(available_bytes)
+        source = f"{memory} of KV cache memory" if stated is None else f"--kv-cache-memory-bytes {stated} ({memory})"
 
     needed = _max_blocks(group_specs, max_model_len, budget)
     if needed > usable:
         fits = _longest_that_fits(group_specs, usable, max_model_len, budget)
+        kind = ConfigError if config.cache.kv_cache_memory_bytes is None else UsageError
         room = f"{source} hold {usable} blocks of {group_specs[0].block_size} tokens"
         if fits < _SHORTEST_LEN:
-            raise ConfigError(f"{room}, too few for any sequence of {_SHORTEST_LEN} tokens; {_MORE_MEMORY}")
+            raise kind(f"{room}, too few for any sequence of {_SHORTEST_LEN} tokens; {_MORE_MEMORY}")
         if config.model.max_model_len_stated:
-            raise ConfigError(
+            raise kind(
                 f"--max-model-len {max_model_len} needs {needed} KV cache blocks "
                 f"({_megabytes(needed * block_bytes)}), but {room}; "
                 f"lower --max-model-len to at most {fits}, or {_MORE_MEMORY}"

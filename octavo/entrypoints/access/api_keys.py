@@ -12,7 +12,7 @@ from octavo.config import AccessConfig
 from octavo.errors import ConfigError
 from octavo.logging import init_logger
 
-__all__ = ["ApiKey", "check_access", "read_api_keys"]
+__all__ = ["ApiKey", "check_access", "check_priorities", "list_names", "read_api_keys"]
 
 logger = init_logger(__name__)
 
@@ -56,13 +56,23 @@ def check_access(config: AccessConfig, scheduling_policy: str) -> None:
         ConfigError
     """
     keys = read_api_keys(config)
-    logger.info("API keys: %s", ", ".join(key.name for key in keys[:_MOST_NAMED]) or "none, the server is open")
-    if scheduling_policy != "priority" and any(key.priority is not None for key in keys):
-        raise ConfigError(f"{_FLAG}: the priorities in it need --scheduling-policy priority, not {scheduling_policy}")
+    logger.info("API keys: %s", list_names(keys) or "none, the server is open")
+    check_priorities(keys, scheduling_policy)
     if config.api_key_file is not None:
         mode = stat.S_IMODE(Path(config.api_key_file).stat().st_mode)
         if mode & 0o007:
             logger.warning("%s %s is open to others (mode %04o); chmod 600 it", _FLAG, config.api_key_file, mode)
+
+
+def list_names(keys: list[ApiKey]) -> str:
+    """For the log."""
+    return ", ".join(key.name for key in keys[:_MOST_NAMED]) + (", ..." if len(keys) > _MOST_NAMED else "")
+
+
+def check_priorities(keys: list[ApiKey], scheduling_policy: str) -> None:
+    """Raises ConfigError where they would have no effect."""
+    if scheduling_policy != "priority" and any(key.priority is not None for key in keys):
+        raise ConfigError(f"{_FLAG}: the priorities in it need --scheduling-policy priority, not {scheduling_policy}")
 
 
 def read_api_keys(config: AccessConfig) -> list[ApiKey]:

@@ -41,6 +41,11 @@ class KeyGate:
         self._keys = keys
         self._ledger = ledger
 
+    def replace_keys(self, keys: Sequence[ApiKey]) -> None:
+        """For the requests to come; what a key has used of its limits stays used."""
+        self._ledger.add(keys)
+        self._keys = keys
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or _is_open(scope):
             return await self._app(scope, receive, send)

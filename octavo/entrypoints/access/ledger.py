@@ -1,7 +1,9 @@
 """How much of its limits each key has used, counted by all front ends together.
 
 A file of fixed-size records, one a key, that every front end maps; whoever reads or writes holds the file's lock,
-for some microseconds. Only counts are in it: when a front end dies the whole server does, and its folder goes with it.
+for some microseconds. One that is stopped while it holds the lock is waited for only once, and not for long: better a
+count that is off by one than front ends that hang. When a front end dies the whole server does, and its folder goes
+with it.
 """
 
 import contextlib
@@ -13,8 +15,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from octavo.entrypoints.access.api_keys import ApiKey
 
@@ -25,6 +27,7 @@ _FILE = "api-keys"
 _RECORD = struct.Struct("=32sddq")
 _COUNTS = struct.Struct("=ddq")
 _COUNTS_OFFSET = 32
+_PATIENCE_SECONDS = 1.0
 _RETRY_SECONDS = 1.0  # where only the end of another request helps, which nobody can foretell
 
 
@@ -60,17 +63,22 @@ class Ledger:
         self, keys: Sequence[ApiKey], folder: Path | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
+        self._patience = _PATIENCE_SECONDS
         self._file = _open(folder)
         self._offsets: dict[bytes, int] = {}
+        self.add(keys)
+
+    def add(self, keys: Sequence[ApiKey]) -> None:
+        """Makes records of those keys that have none yet."""
         with self._locked():
+            self._file.seek(0)
             content = self._file.read()
             for offset in range(0, len(content), _RECORD.size):
                 self._offsets[content[offset : offset + _COUNTS_OFFSET]] = offset
             for key in keys:
                 if key.digest not in self._offsets:
                     self._offsets[key.digest] = self._file.tell()
-                    self._file.write(_RECORD.pack(key.digest, key.requests_per_minute or 0, clock(), 0))
-            self._file.flush()
+                    self._file.write(_RECORD.pack(key.digest, key.requests_per_minute or 0, self._clock(), 0))
             self._records = mmap.mmap(self._file.fileno(), 0)
 
     def admit(self, key: ApiKey) -> Standing:
@@ -95,17 +103,33 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        is_held = self._lock()
+        self._patience = _PATIENCE_SECONDS if is_held else 0.0
         try:
             yield
         finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            if is_held:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _lock(self) -> bool:
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return False
+            time.sleep(0.0001)
 
 
-def _open(folder: Path | None) -> BinaryIO:
+def _open(folder: Path | None) -> FileIO:
+    """Without a buffer: others write to it."""
     if folder is None:
-        return tempfile.TemporaryFile()
-    return os.fdopen(os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
+        descriptor, name = tempfile.mkstemp()
+        os.unlink(name)
+        return FileIO(descriptor, "r+b")
+    return FileIO(os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
 
 
 def _refilled(key: ApiKey, left: float, seconds: float) -> float:

@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.entrypoints.openai.responses import encode
 
-__all__ = ["ROUTES", "BadLine", "BatchRequest", "answer_line", "error_line", "line_id", "read_line"]
+__all__ = ["ROUTES", "BadLine", "BatchRequest", "answer_line", "error_line", "is_transient", "line_id", "read_line"]
 
 # URL of the batch format → name of the object in Services.
 ROUTES = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
@@ -92,6 +92,11 @@ def answer_line(
     if headers:
         response["headers"] = headers
     return _line({"id": answer_id, "custom_id": custom_id, "response": response, "error": None})
+
+
+def is_transient(status: int) -> bool:
+    """Whether the same request may succeed another time."""
+    return status == 429 or status >= 500
 
 
 def error_line(line: bytes, number: int, bad: BadLine) -> bytes:

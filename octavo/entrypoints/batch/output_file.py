@@ -1,12 +1,14 @@
 """The file of answers: what is in it already, and what is added, a whole line at a time.
 
-A run that was killed can have left half a line at its end, which is dropped. One process writes at a time.
+A run that was killed can have left half a line at its end, which is dropped. So are answers that say that a request has
+failed for now: it is asked again. One process writes at a time.
 """
 
 import enum
 import fcntl
 import hashlib
 import os
+import stat
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -14,15 +16,23 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from octavo.entrypoints.batch.batch_line import is_transient
 from octavo.errors import ConfigError
 
 __all__ = ["Claim", "OutputFile"]
+
+_BLOCK = 1 << 20
+
+
+class _Response(msgspec.Struct):
+    status_code: int
 
 
 class _Answered(msgspec.Struct):
     id: str
     custom_id: str | None
     error: Any
+    response: _Response | None = None
 
 
 _decode = msgspec.json.Decoder(_Answered).decode
@@ -40,7 +50,7 @@ class OutputFile:
     """Args:
 
     path: ``-`` is standard output, of which nothing is known.
-    say: told of what was dropped.
+    say: told of what was dropped, and why.
 
     Raises:
         ConfigError: it cannot be written, another process writes it, or it holds something else.
@@ -64,42 +74,63 @@ class OutputFile:
         except OSError as error:
             raise self._failure("cannot be written", error) from None
         try:
-            self._lock()
+            _lock(self._fd, path)
             with open(path, "rb") as file:
                 self._take_in(file, say)
         except BaseException:
             self.close()
             raise
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"--output-file {self._path}: another process is writing it") from None
-        except OSError:  # no regular file, or a file system without locks
-            return
-
     def _take_in(self, file: BinaryIO, say: Callable[[str], None]) -> None:
         if not file.seekable():
             return
         end = 0
+        failed: list[tuple[int, int]] = []  # where such lines begin and end
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 say(f"{self._path}: its last line is torn ({len(line)} bytes); it is dropped")
                 os.ftruncate(self._fd, end)
                 break
-            end += len(line)
+            begin, end = end, end + len(line)
             try:
                 answered = _decode(line)
             except (msgspec.MsgspecError, RecursionError):
                 raise ConfigError(
                     f"--output-file {self._path}: line {number} is no answer of a batch; name another file"
                 ) from None
+            if answered.response is not None and is_transient(answered.response.status_code):
+                failed.append((begin, end))
+                continue
             if answered.error is None and answered.custom_id is not None:
                 self._answered.add(_digest(answered.custom_id))
             else:
                 self._bad[answered.id] += 1
             self.num_answered += 1
+        if failed:
+            say(f"{self._path}: {len(failed)} requests have failed for now; they are asked again")
+            self._drop(file, failed, end)
+
+    def _drop(self, file: BinaryIO, parts: list[tuple[int, int]], size: int) -> None:
+        """Puts a file without these parts in the place of this one: at no moment is there less than was kept."""
+        place = os.path.realpath(self._path)
+        try:
+            other = os.open(f"{place}.new", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                _lock(other, self._path)
+                os.fchmod(other, stat.S_IMODE(os.fstat(self._fd).st_mode))
+                kept = 0
+                for begin, end in [*parts, (size, size)]:
+                    _copy(file, kept, begin, other)
+                    kept = end
+                os.fsync(other)
+                os.replace(f"{place}.new", place)
+            except BaseException:
+                os.close(other)
+                raise
+        except OSError as error:
+            raise self._failure("cannot be rewritten", error) from None
+        os.close(self._fd)
+        self._fd = other
 
     def claim(self, custom_id: str) -> Claim:
         """To be called once for each line that has an id."""
@@ -118,10 +149,8 @@ class OutputFile:
 
     def add(self, line: bytes) -> None:
         """Raises ConfigError if the file takes no more."""
-        left = memoryview(line)
         try:
-            while left:
-                left = left[os.write(self._fd, left) :]
+            _write(self._fd, line)
         except OSError as error:
             raise self._failure("cannot be written on", error) from None
 
@@ -130,6 +159,28 @@ class OutputFile:
 
     def _failure(self, what: str, error: OSError) -> ConfigError:
         return ConfigError(f"--output-file {self._path} {what}: {error.strerror}")
+
+
+def _lock(descriptor: int, path: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"--output-file {path}: another process is writing it") from None
+    except OSError:  # no regular file, or a file system without locks
+        return
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _copy(file: BinaryIO, begin: int, end: int, descriptor: int) -> None:
+    file.seek(begin)
+    while begin < end and (block := file.read(min(_BLOCK, end - begin))):
+        _write(descriptor, block)
+        begin += len(block)
 
 
 def _digest(custom_id: str) -> bytes:

@@ -1,7 +1,8 @@
 """A run of a batch: lines in, a bounded number of requests in flight, answers out as they come.
 
-The requests go through the objects that serve the routes, so they are checked, refused and answered as those are. Who
-ends the run keeps what has been answered: the same command goes on from there.
+The requests go through the objects that serve the routes, so they are checked, refused and answered as those are. What
+failed and may succeed another time is tried again, a few times, and once more by the next run. Who ends the run keeps
+what has been answered: the same command goes on from there.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from octavo.entrypoints.batch.batch_line import (
     BatchRequest,
     answer_line,
     error_line,
+    is_transient,
     line_id,
     read_line,
 )
@@ -52,6 +54,9 @@ logger = init_logger(__name__)
 
 # Requests in flight for each that the engine runs at once: as one ends, another is there.
 _IN_FLIGHT = 2
+# A request that failed and may succeed another time is asked so often, after so long, twice as long, …
+_MOST_TRIES = 4
+_FIRST_WAIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +69,8 @@ class BatchOptions:
 
 
 def run_batch(engine_args: EngineArgs, options: BatchOptions) -> int:
-    """Returns the exit code: 0 when every line has its answer, 128 plus the signal's number when one ended the run.
+    """Returns the exit code: 0 when every line has its answer, 1 when some have only failed for now, 128 plus the
+    signal's number when one ended the run.
 
     Raises:
         ConfigError, ModelError: it cannot run as configured.
@@ -124,7 +130,7 @@ class _Batch:
                 await asyncio.wait((work, signalled), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
-                return 0
+                return 1 if self._counts["for now"] else 0
             if signalled.done():
                 return 128 + signalled.result()
             raise death.result()
@@ -192,29 +198,42 @@ class _Batch:
         """Answers one request. The engine's death is raised: what it left unanswered is for the next run."""
         serving = getattr(services, ROUTES[request.url])
         request_id = serving.id_prefix + uuid.uuid4().hex
-        headers: dict[str, str] = {}
-        status = 200
-        body: Any
+        wait = _FIRST_WAIT_SECONDS
         try:
-            answer, ignored = await self._create(serving, request.body, request_id)
-            body = answer.content
-            headers = remarks(ignored, answer)
+            for _ in range(_MOST_TRIES - 1):
+                status, body, headers = await self._ask(serving, request.body, request_id)
+                if not is_transient(status):
+                    break
+                self._counts["tries"] += 1
+                await asyncio.sleep(wait)
+                wait *= 2
+            else:
+                status, body, headers = await self._ask(serving, request.body, request_id)
+        finally:
+            self._in_flight -= 1
+            self._one_ended.set()
+            self._one_ended = asyncio.Event()
+        if status == 200:
             self._counts["tokens"] += body.usage.completion_tokens
+        else:
+            self._counts["failed"] += 1
+            self._counts["for now"] += is_transient(status)
+        self._output.add(answer_line(answer_id, request.custom_id, status, request_id, body, headers))
+        self._counts["answered"] += 1
+        self._progress.advance(self._task)
+
+    async def _ask(self, serving: Any, body: dict[str, Any], request_id: str) -> tuple[int, Any, dict[str, str]]:
+        """(status, body, headers) of the route's answer."""
+        try:
+            answer, ignored = await self._create(serving, body, request_id)
         except EngineDeadError:
             raise
         except Exception as error:
             if not isinstance(error, OctavoError):
                 logger.exception("a request of the batch failed")
             info = error_info(error)
-            status, body = info.code, {"error": info}
-            self._counts["failed"] += 1
-        finally:
-            self._in_flight -= 1
-            self._one_ended.set()
-            self._one_ended = asyncio.Event()
-        self._output.add(answer_line(answer_id, request.custom_id, status, request_id, body, headers))
-        self._counts["answered"] += 1
-        self._progress.advance(self._task)
+            return info.code, {"error": info}, {}
+        return 200, answer.content, remarks(ignored, answer)
 
     async def _create(self, serving: Any, body: dict[str, Any], request_id: str) -> tuple[Answer, list[str]]:
         """(the answer, names of fields without effect)."""
@@ -242,6 +261,10 @@ class _Batch:
         parts = [f"{counts['answered']} answered"]
         if counts["failed"]:
             parts[0] += f" ({counts['failed']} with an error)"
+        if counts["for now"]:
+            parts.append(f"{counts['for now']} of those may succeed another time: the same command asks them again")
+        if counts["tries"]:
+            parts.append(f"{counts['tries']} further tries")
         if counts["bad"]:
             parts.append(f"{counts['bad']} bad lines")
         if counts["skipped"]:

@@ -60,7 +60,7 @@ class ChatAnswer:
         self._model = model
         self._created = int(time.time())
         self.has_tables = request.has_logprobs or bool(request.logprobs)
-        self.token_count = TokenCount(len(inputs.prompt_token_ids))
+        self.token_count = TokenCount(len(inputs.prompt_token_ids), split.count_tokens(tokenizer))
         self._echo = request.echoed_text()
         self._prompt_token_ids = inputs.prompt_token_ids if request.return_token_ids else UNSET
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from octavo.entrypoints.openai.protocol import GenerationRequest
-from octavo.entrypoints.openai.responses import TokenDetails, Usage
+from octavo.entrypoints.openai.reasoning_tokens import ReasoningTokens
+from octavo.entrypoints.openai.responses import CompletionTokenDetails, TokenDetails, Usage
 from octavo.errors import RequestError
 from octavo.types import MAX_CHOICES, RequestOutput, SamplingParams
 
@@ -137,10 +139,12 @@ class TokenCount:
 
     Args:
         num_prompt_tokens: of all prompts together.
+        reasoning: counts those that are reasoning; None: that is not told.
     """
 
-    def __init__(self, num_prompt_tokens: int) -> None:
+    def __init__(self, num_prompt_tokens: int, reasoning: ReasoningTokens | None = None) -> None:
         self._prompt = num_prompt_tokens
+        self._reasoning = reasoning
         self._completion = 0
         self._cached: dict[str, int] = {}  # by prompt's request id
 
@@ -149,6 +153,8 @@ class TokenCount:
         self._cached[output.request_id] = output.num_cached_tokens
         for choice in output.outputs:
             self._completion += len(choice.token_ids)
+            if self._reasoning is not None:
+                self._reasoning.add(output.request_id, choice.index, choice.token_ids)
 
     def usage(self) -> Usage:
         return Usage(
@@ -156,4 +162,5 @@ class TokenCount:
             self._completion,
             self._prompt + self._completion,
             TokenDetails(sum(self._cached.values())),
+            UNSET if self._reasoning is None else CompletionTokenDetails(self._reasoning.count()),
         )

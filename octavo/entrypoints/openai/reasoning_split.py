@@ -1,6 +1,8 @@
 """The reasoning and the content of every choice of a chat, as its text comes."""
 
+from octavo.entrypoints.openai.reasoning_tokens import ReasoningTokens
 from octavo.parsers import ReasoningFormat, ReasoningStream
+from octavo.tokenizers import Tokenizer
 from octavo.types import CompletionOutput
 
 __all__ = ["ReasoningSplit"]
@@ -24,6 +26,13 @@ class ReasoningSplit:
     @property
     def active(self) -> bool:
         return self._format is not None
+
+    def count_tokens(self, tokenizer: Tokenizer) -> ReasoningTokens | None:
+        """What counts the tokens of the reasoning; None where there is no format."""
+        if self._format is None:
+            return None
+        stream = ReasoningStream(self._format, self._prompt, self._continued)
+        return ReasoningTokens(self._format, tokenizer, stream)
 
     def __call__(self, part: CompletionOutput) -> tuple[str, str]:
         """(reasoning, content) that ``part`` adds to its choice."""

@@ -73,6 +73,10 @@ class TokenDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokenDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """Token counts. Prompts count once, whatever ``n`` is."""
 
@@ -80,6 +84,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: TokenDetails
+    completion_tokens_details: CompletionTokenDetails | UnsetType = UNSET
 
 
 # An answer may have a million of these: the garbage collector, which would stop everything to look at them, need not

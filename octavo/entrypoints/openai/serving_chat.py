@@ -84,6 +84,8 @@ class OpenAIServingChat:
         split = ReasoningSplit(self._reasoning_format, rendered.text, continued)
         answer = ChatAnswer(request, request_id, model, inputs, self._engine.tokenizer, split)
         outputs = self._engine.generate_from(inputs)
+        if self._request_logger is not None:
+            outputs = self._request_logger.follow(outputs)
         content = answer.stream(outputs) if request.stream else await answer.collect(outputs)
         unread = unread_fields(rendered.unread)
         return Answer(content, inputs.num_truncated_prompt_tokens, unread, answer.token_count, answer.has_tables)

@@ -66,6 +66,8 @@ class OpenAIServingCompletion:
                 self._request_logger.log_inputs(item)
         answer = CompletionAnswer(request, request_id, model, inputs, self._engine.tokenizer)
         outputs = self._engine.generate_from(*inputs)
+        if self._request_logger is not None:
+            outputs = self._request_logger.follow(outputs)
         content = answer.stream(outputs) if request.stream else await answer.collect(outputs)
         return Answer(content, answer.num_truncated, token_count=answer.token_count, has_tables=answer.has_tables)
 

@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from octavo.entrypoints.openai.chat_request import plain_messages, render_options, unread_fields
 from octavo.entrypoints.openai.generation import Answer
@@ -69,10 +72,23 @@ class OpenAIServingTokenization:
         tokenized = Tokenized(len(token_ids), self._engine.config.model.max_model_len, token_ids, tokens)
         return Answer(tokenized, unread=unread)
 
+    async def info(self) -> dict[str, Any]:
+        """The model's tokenizer_config.json, where it has one; with what is in use: class, named tokens, template."""
+        tokenizer = self._engine.tokenizer
+        file = Path(self._engine.config.model.tokenizer_path) / "tokenizer_config.json"
+        found = await asyncio.to_thread(_read_settings, file) if file.is_file() else {}
+        template = {} if tokenizer.chat_template is None else {"chat_template": tokenizer.chat_template}
+        return {"tokenizer_class": "PreTrainedTokenizerFast"} | found | tokenizer.named_tokens | template
+
     def _token_strings(self, token_ids: list[int]) -> list[str]:
         """Each token's is made once, however often it comes: there may be millions."""
         shown = {token_id: self._engine.tokenizer.token_string(token_id) for token_id in set(token_ids)}
         return list(map(shown.__getitem__, token_ids))
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(file.read_bytes())
+    return found
 
 
 class OpenAIServingDetokenization:

@@ -1,6 +1,7 @@
 """Each key within its limits: 429 with the headers that clients know, counted by all front ends together."""
 
 import asyncio
+import fcntl
 import json
 import subprocess
 import sys
@@ -90,6 +91,16 @@ class TestLedger:
             assert one.admit(key).refusal is not None
         assert other.admit(c).remaining == 1
         assert (tmp_path / "api-keys").stat().st_mode & 0o777 == 0o600
+
+    def test_a_front_end_that_is_stopped_while_it_holds_the_lock_is_waited_for_once(self, tmp_path: Path) -> None:
+        key = make_key(requests_per_minute=10)
+        ledger = Ledger([key], tmp_path)
+        with (tmp_path / "api-keys").open() as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            begin = time.monotonic()
+            assert [ledger.admit(key).remaining for _ in range(3)] == [9, 8, 7]
+            assert 1.0 <= time.monotonic() - begin < 2.0  # the lower bound: it does wait for who holds it
+        assert ledger.admit(key).remaining == 6
 
     def test_control_those_that_share_nothing_let_more_in(self) -> None:
         key = make_key(requests_per_minute=1)
