@@ -95,6 +95,13 @@ struct Pending {
   }
 };
 
+// (`finish` itself may have no address: it is the same name on every level.)
+template <typename Out>
+void finish_rows(const Linear& call, int64_t row, int64_t rows, int64_t block, int64_t blocks, const float* sums,
+                 int64_t stride) {
+  finish<bf16, Out>(call, row, rows, block, blocks, sums, stride);
+}
+
 // Rows tiles of rows and Blocks blocks, and meanwhile what is `pending`. sums: [16 * Rows][sums_words].
 template <int Rows, int Blocks, From Weights>
 void add_up(const Linear& call, const Pass& pass, float* sums, int64_t sums_words, Pending& pending) {
@@ -170,7 +177,7 @@ class TileProduct {
     float* sums = reinterpret_cast<float*>(memory + x_bytes);
     uint32_t* widened = reinterpret_cast<uint32_t*>(memory + x_bytes + sums_bytes);
     const Tiles tiles(static_cast<int>(std::min<int64_t>(kTileRows, call_.rows)));
-    Pending pending{finish<bf16, Out>, 0, 0, 0, 0, sums, panel_ * kLanes, 0};
+    Pending pending{finish_rows<Out>, 0, 0, 0, 0, sums, panel_ * kLanes, 0};
     int64_t at_hand = -1;
     for (int64_t task = next++; task < ranges_ * row_blocks_; task = next++) {
       const int64_t row_block = task / ranges_, range = task % ranges_;
@@ -232,7 +239,7 @@ class TileProduct {
       float* at = pending.sums == sums ? sums + kPairRows * stride : sums;
       (call_.rows <= kPairRows ? add_up_of<From::memory>(two, blocks) : add_up_of<From::cache>(two, blocks))(
           call_, pass, at, stride, pending);
-      pending = {finish<bf16, Out>, row + first, count, block, blocks, at, stride, 0};
+      pending = {finish_rows<Out>, row + first, count, block, blocks, at, stride, 0};
       if (call_.rows <= kFewRows) pending.some(call_, count);
     }
   }
