@@ -17,6 +17,7 @@ from octavo.engine.client import AsyncEngineCoreClient, make_async_client
 from octavo.engine.config_builder import build_config
 from octavo.engine.heartbeat import Pulse
 from octavo.engine.input_processor import EngineInputs, InputProcessor
+from octavo.engine.news import News
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt
 from octavo.engine.request_state import RequestState
@@ -47,28 +48,6 @@ class _Text(NamedTuple):
     tokenizer: Tokenizer
     renderer: ChatRenderer
     input_processor: InputProcessor
-
-
-class _News:
-    """An asyncio.Event for one waiter: half the work, and there is one for every token of every stream."""
-
-    __slots__ = ("_told", "_waiter")
-
-    def __init__(self) -> None:
-        self._told = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    def tell(self) -> None:
-        self._told = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def wait(self) -> None:
-        """Returns when there is something new since the last time."""
-        if not self._told:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        self._told = False
 
 
 class AsyncLLM:
@@ -356,17 +335,18 @@ class AsyncLLM:
         come as they are there, and the failure of one ends them all."""
         self._check_alive()
         assert self._client is not None
-        news = _News()
+        news = News()
         states = self._add(inputs, news.tell)
         try:
             self._client.add_requests([request for state in states for request in state.engine_requests])
             going_on = states
             while going_on:
-                if not self._dead_event.is_set():
+                if not news.told and not self._dead_event.is_set():
                     await news.wait()
+                news.told = False
                 before, going_on, something = going_on, [], False
                 for state in before:
-                    if work := state.table_work():
+                    if state.tables_to_make and (work := state.table_work()):
                         await asyncio.to_thread(work)
                     output = state.take()
                     if state.error is not None:
@@ -416,8 +396,6 @@ class AsyncLLM:
                     self._client.abort_requests(processed.abort_ids)
                 if self._throughput is not None and step.scheduler_stats is not None:
                     self._throughput.on_step(step.scheduler_stats)
-                # When steps are queued up, get_outputs does not wait, and the streams must have their turn too.
-                await asyncio.sleep(0)
         except EngineDeadError:
             pass
         except asyncio.CancelledError:  # by shutdown, which announces it

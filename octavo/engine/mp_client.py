@@ -22,6 +22,7 @@ from octavo.config import OctavoConfig
 from octavo.engine.child_process import describe_exit
 from octavo.engine.engine_process import EngineHost, EngineProcess, EngineThread, engine_child
 from octavo.engine.heartbeat import HEARTBEAT_FILE, Beat, Bounds, HeartbeatView, Pulse, judge
+from octavo.engine.news import News
 from octavo.engine.private_folder import (
     has_note,
     make_private_folder,
@@ -61,6 +62,8 @@ _EXIT_NOTICE = "inproc://engine-exit"
 _CODES_WITH_LAST_WORDS = (0, 1, 2, 3)
 _LAST_WORDS_MS = 2000
 _HELLO_MS = 10_000
+_READABLE = int(zmq.POLLIN)
+_FOR_CALLERS = (EngineCoreOutputs, UtilityResult)
 
 
 class _Connection:
@@ -232,7 +235,7 @@ class _MPClient:
         """What is for the caller in what came (the notice of an exit stands for all that is still there), in order;
         progress, readiness and the end are taken note of."""
         for message in self._messages(payload):
-            if isinstance(message, EngineCoreOutputs | UtilityResult):
+            if isinstance(message, _FOR_CALLERS):
                 yield message
             elif isinstance(message, EngineReady):
                 self._become_ready(message)
@@ -325,7 +328,8 @@ class AsyncMPClient(_MPClient):
             super().__init__(_Connection.to_new_engine(config, own_process, slot.count))
         else:
             super().__init__(_Connection(Path(slot.socket_dir), slot.index))
-        self._outputs: asyncio.Queue[EngineCoreOutputs | None] = asyncio.Queue()  # None: the engine is dead
+        self._outputs: deque[EngineCoreOutputs] = deque()
+        self._news: News | None = None  # of outputs, or of the engine's death; for who waits for it
         self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
         self._ready_or_dead = asyncio.Event()
         self._watching = False
@@ -342,12 +346,13 @@ class AsyncMPClient(_MPClient):
         return self.ready
 
     async def get_outputs(self) -> EngineCoreOutputs:
-        outputs = await self._outputs.get()
-        if outputs is None:
-            self._outputs.put_nowait(None)  # for the next caller
+        if self._outputs:
+            await asyncio.sleep(0)
+        while not self._outputs:
             self._check_alive()
-        assert outputs is not None
-        return outputs
+            self._news = News()
+            await self._news.wait()
+        return self._outputs.popleft()
 
     async def call_utility(self, method: str, *args: Any) -> Any:
         call_id = next(self._call_ids)
@@ -364,14 +369,16 @@ class AsyncMPClient(_MPClient):
     def _receive(self) -> None:
         """Takes in all that has come."""
         try:
-            while self.dead_error is None:
-                for message in self._understand(self._connection.output.recv(zmq.NOBLOCK)):
+            output = self._connection.output
+            # Asked first: an exception at the end of each step's would cost more than all the rest.
+            while self.dead_error is None and output.get(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
+                for message in self._understand(output.recv(zmq.NOBLOCK)):
                     if isinstance(message, EngineCoreOutputs):
-                        self._outputs.put_nowait(message)
+                        self._outputs.append(message)
                     else:
                         self._answer_call(message)
-        except zmq.Again:
-            return
+            if self._outputs and self._news is not None:
+                self._news.tell()
         except Exception as error:
             self._die(EngineDeadError(one_line(f"{type(error).__name__}: {error}")), 3)
 
@@ -393,7 +400,8 @@ class AsyncMPClient(_MPClient):
         super()._die(error, exit_code)
         self._connection.unwatch_output()
         self._ready_or_dead.set()
-        self._outputs.put_nowait(None)
+        if self._news is not None:
+            self._news.tell()
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(EngineDeadError(str(self.dead_error)))

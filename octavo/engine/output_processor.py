@@ -141,7 +141,7 @@ class OutputProcessor:
                 _count_tokens(choice.metrics, before == 0, new, now, counts)
             if choice.finish_reason is not None:
                 self._end(choice, output, abort_ids)
-            if choice.changed and (state.finished or not state.final_only):
+            if choice.changed and (not state.final_only or state.finished):
                 changed[state] = None
         if self._metrics is not None:
             if step.scheduler_stats is not None:

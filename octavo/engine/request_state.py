@@ -170,6 +170,7 @@ class RequestState:
         num_unaccounted: choices that the engine has not said its last word on.
         trace_parent: what its span belongs to; see RequestTracer.
         final_only: there is nothing to take before the end.
+        tables_to_make: there may be, see ``table_work``.
         error: what to raise if the engine could not go on with it, or refused it.
         prompt_logprobs: what has come of them; None: not asked for, or taken.
     """
@@ -187,8 +188,9 @@ class RequestState:
         self.final_only = inputs.params.output_kind == RequestOutputKind.FINAL_ONLY
         # Nothing comes before the first token.
         self.prompt_logprobs: PromptLogprobTables | None = None if inputs.params.prompt_logprobs is None else [None]
+        self._prompt_token_ids = inputs.prompt_token_ids
         self._delta = inputs.params.output_kind == RequestOutputKind.DELTA
-        self._tables: list[tuple[list[Any], list[PositionLogprobs], TokenTexts | None]] = []
+        self.tables_to_make: list[tuple[list[Any], list[PositionLogprobs], TokenTexts | None]] = []
 
     @property
     def finished(self) -> bool:
@@ -212,14 +214,14 @@ class RequestState:
     def add_tables(self, tables: list[Any], positions: list[PositionLogprobs], texts: TokenTexts | None) -> None:
         """Puts the tables of ``positions`` at the end of ``tables``: many are made when something is taken."""
         num_entries = sum(len(position.token_ids) for position in positions)
-        if self._tables or num_entries > _MOST_INLINE_ENTRIES:
-            self._tables.append((tables, positions, texts))
+        if self.tables_to_make or num_entries > _MOST_INLINE_ENTRIES:
+            self.tables_to_make.append((tables, positions, texts))
         else:
             tables.extend(logprob_table(position, texts) for position in positions)
 
     def table_work(self) -> Callable[[], None] | None:
         """Makes the tables that are left to be made so far, in any thread, but before something is taken."""
-        work, self._tables = self._tables, []
+        work, self.tables_to_make = self.tables_to_make, []
 
         def make() -> None:
             try:
@@ -240,21 +242,27 @@ class RequestState:
     def take(self) -> RequestOutput | None:
         """What has come since the last call, in the form that was asked for; None: nothing to give yet."""
         choices, delta = self.choices, self._delta
-        if not self.changed or (self.final_only and not self.finished) or self._prompt_logprobs_to_come():
+        finished = self.num_unfinished == 0
+        if not self.changed or (self.final_only and not finished):
+            return None
+        if self.prompt_logprobs is not None and self._prompt_logprobs_to_come():
             return None
         self.changed = False
-        if work := self.table_work():
+        if self.tables_to_make and (work := self.table_work()):
             work()
-        taken = [choice.take(delta) for choice in choices if choice.changed or not delta]
+        taken = []
+        for choice in choices:  # no comprehension: it would be one more call a token
+            if choice.changed or not delta:
+                taken.append(choice.take(delta))
         output = RequestOutput(
             request_id=self.inputs.request_id,
             prompt=self.inputs.prompt,
-            prompt_token_ids=self.inputs.prompt_token_ids,
+            prompt_token_ids=self._prompt_token_ids,
             outputs=taken,
-            finished=self.finished,
+            finished=finished,
             num_cached_tokens=self.num_cached_tokens,
             prompt_logprobs=self.prompt_logprobs,
-            metrics=_merged([choice.metrics for choice in choices]) if self.finished else None,
+            metrics=_merged([choice.metrics for choice in choices]) if finished else None,
             num_truncated_prompt_tokens=self.inputs.num_truncated_prompt_tokens,
         )
         if delta:
@@ -264,7 +272,7 @@ class RequestState:
     def _prompt_logprobs_to_come(self) -> bool:
         """The first output has them all. They come with the first choice, and another one may be ahead of it."""
         first = self.choices[0]
-        return self.prompt_logprobs is not None and first.num_tokens == 0 and first.finish_reason is None
+        return first.num_tokens == 0 and first.finish_reason is None
 
 
 def _merged(times: list[RequestMetrics]) -> RequestMetrics:

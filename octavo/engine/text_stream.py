@@ -35,7 +35,8 @@ class TextStream:
         """
         shown = token_ids if self._include_stop or not stopped else token_ids[:-1]
         if self._matcher is None:
-            return "".join(map(self._detokenizer.push, shown)), len(token_ids), None
+            push = self._detokenizer.push
+            return push(shown[0]) if len(shown) == 1 else "".join(map(push, shown)), len(token_ids), None
         texts = []
         for count, token_id in enumerate(shown, 1):
             text, stop = self._match(self._detokenizer.push(token_id))

@@ -46,20 +46,19 @@ class ActiveRequests:
             work.close()
             raise self.ended_by
         task = asyncio.create_task(work)
-        watcher = asyncio.create_task(_disconnected(receive))
+        watcher = asyncio.create_task(_cancel_at_disconnect(task, receive))
         self._tasks.add(task)
         self._idle.clear()
         try:
-            await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ClientDisconnect
-            if task.cancelled() and self.ended_by is not None:
-                raise self.ended_by
-            return task.result()
+            return await task
+        except asyncio.CancelledError:
+            if watcher.done():
+                raise ClientDisconnect from None
+            if self.ended_by is not None:
+                raise self.ended_by from None
+            raise
         finally:
             watcher.cancel()
-            task.cancel()
-            await asyncio.gather(task, watcher, return_exceptions=True)
             self._tasks.discard(task)
             if not self._tasks:
                 self._idle.set()
@@ -80,6 +79,9 @@ class ActiveRequests:
         return True
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _cancel_at_disconnect(task: asyncio.Task[Any], receive: Receive) -> None:
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    finally:
+        task.cancel()

@@ -17,6 +17,7 @@ from octavo.entrypoints.active_requests import ActiveRequests
 from octavo.entrypoints.errors import error_event
 from octavo.entrypoints.openai import Answer
 from octavo.entrypoints.openai.responses import encode, encode_in_pieces
+from octavo.entrypoints.stream_parts import send_of_parts
 from octavo.errors import OctavoError
 from octavo.logging import init_logger
 
@@ -79,8 +80,9 @@ class AnswerResponse(Response):
                 first = await anext(events, b"")
                 await self._begin(answer, send)
                 await send({"type": "http.response.body", "body": first, "more_body": True})
+                send_part = send_of_parts(scope, send)
                 async for event in events:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    await send_part({"type": "http.response.body", "body": event, "more_body": True})
         elif answer.has_tables:
             self._body = await asyncio.to_thread(encode_in_pieces, answer.content)
         else:

@@ -14,6 +14,7 @@ import octavo
 from octavo.entrypoints.access import bound_priority, with_access
 from octavo.entrypoints.answer_response import CLIENT_CLOSED_REQUEST, AnswerResponse
 from octavo.entrypoints.body_refusal import BodyRefusal
+from octavo.entrypoints.direct_routes import DirectRoutes, Handler
 from octavo.entrypoints.errors import PayloadTooLargeError, UnavailableError, on_error
 from octavo.entrypoints.http_counting import HttpCounting, route_paths
 from octavo.entrypoints.ignored_fields import remarks, unknown_fields
@@ -42,8 +43,10 @@ def build_app(state: ServerState) -> HttpCounting:
     routes = route_paths(app.routes)
     http_metrics = HttpMetrics(routes, state.metrics_folder)
     _add_metrics(app, state, http_metrics)
-    guarded, state.refresh_access = with_access(app, access, state.shared_dir)
-    return HttpCounting(guarded, routes, http_metrics, access.root_path or "")
+    root_path = access.root_path or ""
+    direct = DirectRoutes(app, _generation(state), root_path)
+    guarded, state.refresh_access = with_access(direct, access, state.shared_dir)
+    return HttpCounting(guarded, routes, http_metrics, root_path)
 
 
 def _routes(state: ServerState) -> FastAPI:
@@ -53,7 +56,8 @@ def _routes(state: ServerState) -> FastAPI:
         app.add_exception_handler(kind, on_error)
     _add_probes(app, state)
     _add_models(app, state)
-    _add_generation(app, state)
+    for path, handler in _generation(state).items():  # for /openapi.json, and for other methods
+        app.add_api_route(path, handler, methods=["POST"], response_class=Response)
     _add_tokenization(app, state)
     app.openapi = functools.cache(lambda: describe(app))  # type: ignore[method-assign]
     return app
@@ -100,14 +104,14 @@ def _add_models(app: FastAPI, state: ServerState) -> None:
         return _json(state.serving().models.card(name))
 
 
-def _add_generation(app: FastAPI, state: ServerState) -> None:
-    @app.post("/v1/completions", response_class=Response)
+def _generation(state: ServerState) -> dict[str, Handler]:
     async def create_completion(request: Request) -> Response:
         return await _answer(state, request, state.serving().completion)
 
-    @app.post("/v1/chat/completions", response_class=Response)
     async def create_chat_completion(request: Request) -> Response:
         return await _answer(state, request, state.serving().chat)
+
+    return {"/v1/completions": create_completion, "/v1/chat/completions": create_chat_completion}
 
 
 def _add_tokenization(app: FastAPI, state: ServerState) -> None:

@@ -4,6 +4,7 @@ What it does not know: processes, signals, and how many of its kind there are.
 """
 
 import asyncio
+import gc
 import socket
 from collections.abc import Coroutine
 from pathlib import Path
@@ -21,6 +22,8 @@ from octavo.renderers import ChatRenderer
 
 __all__ = ["FrontEnd"]
 
+# So many make the garbage collector look for cycles among them; a step of many streams makes thousands that have none.
+_NEW_OBJECTS = 10_000
 # What streams and connections get to write their last words.
 _LAST_WORDS_SECONDS = 1.5
 
@@ -78,6 +81,9 @@ class FrontEnd:
         self.state.attach(engine, self._chat_template)
         if self.state.refresh_access is not None:
             self._begin(self.state.refresh_access(engine.config.scheduler.policy))
+        gc.collect()
+        gc.freeze()  # what is there now stays: no collection is to walk through it again
+        gc.set_threshold(_NEW_OBJECTS)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._side_tasks.append(asyncio.create_task(work))

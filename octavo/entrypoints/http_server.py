@@ -17,6 +17,7 @@ from octavo.entrypoints.access import refusal_headers
 from octavo.entrypoints.access_log import AccessLog
 from octavo.entrypoints.forwarded import believe_proxies
 from octavo.entrypoints.http_protocol import HttpProtocol
+from octavo.entrypoints.stream_parts import StreamParts
 from octavo.entrypoints.tls import Tls
 from octavo.errors import ConfigError
 from octavo.logging import init_logger
@@ -63,7 +64,7 @@ class HttpServer(uvicorn.Server):
         self._refreshes_tls = config.http.enable_ssl_refresh
         super().__init__(
             uvicorn.Config(
-                believe_proxies(AccessLog(app, config.logs), config.access.forwarded_allow_ips),
+                StreamParts(believe_proxies(AccessLog(app, config.logs), config.access.forwarded_allow_ips)),
                 log_config=None,
                 log_level=config.logs.uvicorn_log_level,
                 access_log=False,

@@ -15,7 +15,7 @@ from octavo.types import EngineCoreRequest, RequestOutputKind, SamplingParams
 from tests.engine.conftest import FakeExecutor, fake_config
 
 # schedule: 3, update: 3, output: 3.
-MOST_CALLS_A_REQUEST = 9
+MOST_CALLS_A_REQUEST = 8
 
 
 def num_calls(work: Callable[[], Any]) -> int:

@@ -21,6 +21,7 @@ from octavo.entrypoints.access.key_gate import KeyGate
 from octavo.entrypoints.access.key_reload import KeyReload
 from octavo.entrypoints.access.ledger import Ledger
 from octavo.entrypoints.errors import on_error
+from octavo.entrypoints.stream_parts import StreamParts
 from octavo.errors import ConfigError
 
 __all__ = ["with_access"]
@@ -49,6 +50,7 @@ def with_access(
     if reload.keys:
         app = gate = KeyGate(app, reload.keys, Ledger(reload.keys, shared_dir))
     if config.middleware:
+        app = StreamParts(app)
         for name in reversed(config.middleware):
             app = _wrapped(app, name)
         app = ServerErrorMiddleware(app, on_error)

@@ -20,6 +20,7 @@ from octavo.entrypoints.openai.responses import (
     ChatDelta,
     ChatMessage,
     ChunkEvents,
+    TextEvents,
 )
 from octavo.tokenizers import Tokenizer
 from octavo.types import CompletionOutput, PromptLogprobTables, RequestOutput
@@ -60,6 +61,10 @@ class ChatAnswer:
         self._model = model
         self._created = int(time.time())
         self.has_tables = request.has_logprobs or bool(request.logprobs)
+        # A stream has nothing but the text of one choice, once that has begun.
+        self._is_one_text = inputs.params.n == 1 and not (
+            self.has_tables or request.return_token_ids or split.active or request.continuous_usage()
+        )
         self.token_count = TokenCount(len(inputs.prompt_token_ids), split.count_tokens(tokenizer))
         self._echo = request.echoed_text()
         self._prompt_token_ids = inputs.prompt_token_ids if request.return_token_ids else UNSET
@@ -107,8 +112,14 @@ class ChatAnswer:
         with_usage = self._request.continuous_usage()
         first, others = self._chunk_events(self._prompt_token_ids), self._chunk_events(UNSET)
         begun: set[int] = set()
+        texts: TextEvents | None = None
         async with aclosing(outputs):
             async for output in outputs:
+                if texts is not None and not output.finished:
+                    self.token_count.add(output)
+                    if text := output.outputs[0].text:
+                        yield texts.encode(text)
+                    continue
                 events = []
                 for part in output.outputs:
                     if part.index not in begun:
@@ -122,6 +133,8 @@ class ChatAnswer:
                     events += [others.encode([choice], usage) for choice in self._chunks(part, with_usage)]
                 if events:
                     yield b"".join(events)
+                if begun and self._is_one_text:
+                    texts = others.of_text(ChatChunkChoice(0, ChatDelta(content="")))
         if self._request.include_usage():
             yield others.encode([], self.token_count.usage())
 

@@ -13,7 +13,14 @@ from msgspec.structs import replace
 from octavo.entrypoints.openai.completion_request import CompletionRequest
 from octavo.entrypoints.openai.generation import TokenCount, in_turn
 from octavo.entrypoints.openai.logprobs import LogprobForms, TokenOffsets
-from octavo.entrypoints.openai.responses import ChunkEvents, Completion, CompletionChoice, CompletionLogprobs, Usage
+from octavo.entrypoints.openai.responses import (
+    ChunkEvents,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    TextEvents,
+    Usage,
+)
 from octavo.tokenizers import Tokenizer
 from octavo.types import CompletionOutput, PromptLogprobTables, RequestOutput
 
@@ -52,6 +59,12 @@ class CompletionAnswer:
         self._forms = LogprobForms(tokenizer, num_top, bool(request.return_tokens_as_token_ids))
         self.has_tables = request.has_logprobs or request.logprobs is not None
         self.token_count = TokenCount(sum(len(item.prompt_token_ids) for item in inputs))
+        self._prompt_only = request.prompt_only
+        self._returns_token_ids = bool(request.return_token_ids)
+        # A stream has nothing but the text of one choice, once that has begun.
+        self._is_one_text = len(inputs) == inputs[0].params.n == 1 and not (
+            self.has_tables or self._returns_token_ids or self._prompt_only or request.continuous_usage()
+        )
         self._places = {item.request_id: index for index, item in enumerate(inputs)}
         self._echoes: dict[int, str] = {}  # text of the prompt, by prompt
         self._prompt_tables: dict[int, PromptLogprobTables] = {}  # by prompt
@@ -71,31 +84,45 @@ class CompletionAnswer:
         """Its events; what an output gives rise to comes at once."""
         with_usage = self._request.continuous_usage()
         chunks = ChunkEvents(self._body([], UNSET))
+        texts: TextEvents | None = None
         async with aclosing(outputs):
             async for output in outputs:
+                if texts is not None and not output.finished:
+                    self.token_count.add(output)
+                    if text := output.outputs[0].text:
+                        yield texts.encode(text)
+                    continue
+                events = []
                 choices = self._choices(output)
                 usage = self.token_count.usage() if with_usage else None
-                events = [chunks.encode([choice], usage) for choice in choices if with_usage or _tells(choice)]
+                for choice in choices:
+                    if choice.text or with_usage or _tells(choice):
+                        events.append(chunks.encode([choice], usage))
                 if events:
                     yield b"".join(events)
+                if choices and self._is_one_text:
+                    texts = chunks.of_text(CompletionChoice(choices[0].index, ""))
         if self._request.include_usage():
             yield chunks.encode([], self.token_count.usage())
 
     def _choices(self, output: RequestOutput) -> list[CompletionChoice]:
         """What an output adds to the choices of its prompt."""
         prompt_index = self._places[output.request_id]
-        if self._request.prompt_only:
+        if self._prompt_only:
             output = replace(output, outputs=[_without_tokens(part) for part in output.outputs])
         if output.prompt_logprobs is not None:
             self._prompt_tables[prompt_index] = output.prompt_logprobs
         self.token_count.add(output)
-        return [self._choice(prompt_index, part) for part in output.outputs]
+        choices = []
+        for part in output.outputs:  # no comprehension: it would be one more call a token
+            choices.append(self._choice(prompt_index, part))
+        return choices
 
     def _choice(self, prompt_index: int, part: CompletionOutput) -> CompletionChoice:
-        request, inputs = self._request, self._inputs[prompt_index]
+        inputs = self._inputs[prompt_index]
         index = prompt_index * inputs.params.n + part.index
         choice = CompletionChoice(index, part.text, None, part.finish_reason, part.stop_reason)
-        if request.return_token_ids:
+        if self._returns_token_ids:
             choice.token_ids = part.token_ids
         begins = index not in self._offsets
         if begins:

@@ -23,6 +23,7 @@ __all__ = [
     "ModelCard",
     "ModelList",
     "PromptLogprob",
+    "TextEvents",
     "TokenDetails",
     "Tokenized",
     "TopLogprob",
@@ -67,6 +68,26 @@ class ChunkEvents:
         if usage is None:
             return self._head + encode(choices) + self._tail
         return self._head + encode(choices) + b',"usage":' + encode(usage) + self._tail
+
+    def of_text(self, choice: "CompletionChoice | ChatChunkChoice") -> "TextEvents":
+        """The events in which nothing but a choice's text differs.
+
+        Args:
+            choice: its text is "", and nothing else in it is.
+        """
+        head, _, tail = encode([choice]).partition(b'""')
+        return TextEvents(self._head + head, tail + self._tail)
+
+
+class TextEvents:
+    """The server-sent events of one choice's text: all around it is encoded already."""
+
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        self._head = head
+        self._tail = tail
+
+    def encode(self, text: str) -> bytes:
+        return self._head + encode(text) + self._tail
 
 
 class TokenDetails(msgspec.Struct):

@@ -3,7 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["NOT_CALLABLE", "Anonymous", "Broken", "Marking", "Unmakeable", "bring_key", "deny", "mark_too", "plain"]
+__all__ = [
+    "NOT_CALLABLE",
+    "Anonymous",
+    "Broken",
+    "Marking",
+    "Shouting",
+    "Unmakeable",
+    "bring_key",
+    "deny",
+    "mark_too",
+    "plain",
+]
 
 NOT_CALLABLE = 5
 
@@ -21,6 +32,21 @@ class Marking:
             await send(message)
 
         await self.app(scope, receive, send_marked)
+
+
+class Shouting:
+    """ASGI: changes every part of every answer."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_loud(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                message["body"] = message["body"].upper()
+            await send(message)
+
+        await self.app(scope, receive, send_loud)
 
 
 class Broken:

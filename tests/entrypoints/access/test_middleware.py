@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.config import AccessConfig
+from octavo.entrypoints.stream_parts import StreamParts
 from octavo.errors import ConfigError
 from tests.entrypoints.conftest import Connection
 
@@ -27,6 +28,15 @@ def test_the_first_sees_a_request_first_and_its_answer_last(make: Callable[..., 
     answer = make(*names).complete()
     assert answer.status_code == 200
     assert answer.headers.get_list("x-marks") == [marks[name] for name in reversed(names)]
+
+
+@pytest.mark.parametrize("names", [["Shouting"], ["Shouting", "Marking"], []])
+def test_it_sees_every_part_of_a_stream(make: Callable[..., Any], names: list[str]) -> None:
+    server = make(*names)
+    server.app = StreamParts(server.app)  # as in the HTTP server
+    body = server.complete(stream=True, max_tokens=6).content
+    assert body.count(b"data: ") == 7 or body.count(b"DATA: ") == 7
+    assert (body == body.upper()) == ("Shouting" in names)
 
 
 def test_it_sees_what_is_refused_too(make: Callable[..., Any]) -> None:
