@@ -22,8 +22,8 @@ T* at(uintptr_t address) {
 using Group = std::tuple<uintptr_t, int64_t, int64_t, uintptr_t, uintptr_t>;
 
 StepInputs make_inputs(const std::vector<uintptr_t>& batch, int64_t max_rows, int64_t max_model_len,
-                const std::vector<uintptr_t>& step, int64_t max_tokens, int64_t max_reqs,
-                const std::vector<Group>& groups) {
+                       const std::vector<uintptr_t>& step, int64_t max_tokens, int64_t max_reqs,
+                       const std::vector<Group>& groups) {
   if (batch.size() != 3 || step.size() != 6) throw std::invalid_argument("three arrays of the batch, six of the step");
   StepInputs made{at<int32_t>(batch[0]), at<int64_t>(batch[1]), at<int64_t>(batch[2]), max_rows, max_model_len,
                   at<int64_t>(step[0]),  at<int64_t>(step[1]),  at<int32_t>(step[2]),  at<int32_t>(step[3]),

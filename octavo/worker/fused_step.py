@@ -20,11 +20,14 @@ _ERRORS = {-2: NAN, -3: EMPTY}
 class FusedStep:
     """Args:
 
-    inputs: with a native filler.
+    batch: which the steps' requests are in.
+    inputs: of that batch, with a native filler.
     forward, logits: recorded whole; logits over the first rows of the forward's output.
     """
 
-    def __init__(self, batch: InputBatch, inputs: StepInputs, forward: RecordedForward, logits: RecordedForward) -> None:
+    def __init__(
+        self, batch: InputBatch, inputs: StepInputs, forward: RecordedForward, logits: RecordedForward
+    ) -> None:
         from octavo import _native  # not there where it could not be built
 
         assert inputs.native is not None

@@ -1,6 +1,5 @@
 """Steps in one native call give what steps in two calls give, and harm nobody."""
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,16 +27,17 @@ def worker(tiny_llama_dir: Path) -> Worker:
 
 
 @pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SchedulerOutput]]:
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[SchedulerOutput]:
     """The steps that were taken in one call."""
-    run, steps = FusedStep.run, []
+    run = FusedStep.run
+    steps: list[SchedulerOutput] = []
 
     def counted(self: FusedStep, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         steps.append(scheduler_output)
         return run(self, scheduler_output)
 
     monkeypatch.setattr(FusedStep, "run", counted)
-    yield steps
+    return steps
 
 
 @pytest.mark.parametrize(
