@@ -12,9 +12,8 @@ namespace octavo {
 namespace {
 
 // A worker looks for the next kernel so long before it sleeps: longer than the Python between two steps. Waking a
-// sleeping thread takes longer than most kernels of a small model. After a while it gives way to whoever wants its core.
-constexpr auto kAwake = std::chrono::microseconds(1000);
-constexpr auto kEager = std::chrono::microseconds(50);
+// sleeping thread takes longer than most kernels of a small model.
+constexpr auto kAwake = std::chrono::microseconds(500);
 constexpr int kLooks = 64;  // between two looks at the clock
 
 void relax() {
@@ -109,13 +108,10 @@ void ThreadPool::work_off() {
 void ThreadPool::live(uint64_t seen) {
   const PlainFloats floats;
   for (;;) {
-    const auto done = std::chrono::steady_clock::now();
+    auto deadline = std::chrono::steady_clock::now() + kAwake;
     for (int looks = 0; generation_.load(std::memory_order_acquire) == seen; ++looks) {
       relax();
-      if (looks % kLooks != 0) continue;
-      const auto idle = std::chrono::steady_clock::now() - done;
-      if (idle > kEager) std::this_thread::yield();
-      if (idle < kAwake) continue;
+      if (looks % kLooks != 0 || std::chrono::steady_clock::now() < deadline) continue;
       std::unique_lock<std::mutex> lock(sleep_);
       ++sleeping_;
       wake_.wait(lock, [this, seen] { return generation_.load(std::memory_order_acquire) != seen; });
