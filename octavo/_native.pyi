@@ -194,3 +194,19 @@ def step_inputs(
     groups: list[tuple[int, int, int, int, int]],
     /,
 ) -> StepInputs: ...
+
+class FusedStep:
+    def __init__(
+        self,
+        inputs: StepInputs,
+        columns: tuple[int, ...],
+        forward: Recording,
+        hidden: tuple[int, int],
+        logits: Recording,
+        scores: tuple[int, int],
+        vocabulary: int,
+        /,
+    ) -> None: ...
+    def run(
+        self, rows: list[int], num_computed: list[int], num_output: list[int], num_scheduled: list[int], /
+    ) -> list[int]: ...

@@ -186,7 +186,10 @@ NB_MODULE(_native, m) {
                   at<int32_t>(seq_lens), at<int32_t>(block_table), table_stride, table_width, requests, rows,
                   query_heads, scale, window, softcap, at<float>(sinks)});
   });
-  bind_step_inputs(m);
+  bind_steps(m, [](FusedStep& step) {
+    const Working working;
+    step.compute(*chosen.load());
+  });
   bind_sample(m, [](const Sample& call) {
     const Working working;
     check(call);

@@ -2,8 +2,11 @@
 
 #include <nanobind/nanobind.h>
 
+#include "fused_step.hpp"
+
 namespace octavo {
 
-void bind_step_inputs(nanobind::module_& m);
+// `compute` runs a step that has begun on the chosen level.
+void bind_steps(nanobind::module_& m, void (*compute)(FusedStep&));
 
 }  // namespace octavo

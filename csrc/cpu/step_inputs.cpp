@@ -38,6 +38,19 @@ void fill_group(const StepGroup& group, int64_t row, int64_t request, int64_t fi
 
 }  // namespace
 
+void update(const StepInputs& step, const std::vector<int64_t>& rows, const int64_t* num_prompt_tokens,
+            const std::vector<int64_t>& num_computed, const std::vector<int64_t>& num_output) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    check_row(step, rows[i]);
+    if (num_output[i] < 0) throw std::out_of_range("a request cannot have fewer tokens than its prompt");
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t row = rows[i];
+    step.num_computed_tokens[row] = num_computed[i];
+    step.num_tokens[row] = std::min(step.num_tokens[row], num_prompt_tokens[row] + num_output[i]);
+  }
+}
+
 Filled fill(const StepInputs& step, const int64_t* rows, const std::vector<int64_t>& num_scheduled) {
   check(step, rows, num_scheduled);
   Filled filled = {};

@@ -18,8 +18,7 @@ struct StepGroup {
 struct StepInputs {
   // The batch: a row for each request that the worker holds.
   int32_t* token_ids;  // [max_rows, max_model_len]
-  int64_t* num_tokens;
-  const int64_t* num_computed_tokens;
+  int64_t *num_tokens, *num_computed_tokens;
   int64_t max_rows, max_model_len;
   // The step: requests in the order of the schedule, and so their tokens.
   int64_t* input_ids;        // [max_tokens]
@@ -35,6 +34,10 @@ struct StepInputs {
 struct Filled {
   int64_t num_tokens, max_query_len, max_seq_len, num_sampling;
 };
+
+// Takes in how far requests are: InputBatch._update, in one call. Throws std::out_of_range where a row is beyond the batch.
+void update(const StepInputs& step, const std::vector<int64_t>& rows, const int64_t* num_prompt_tokens,
+            const std::vector<int64_t>& num_computed, const std::vector<int64_t>& num_output);
 
 // Throws std::out_of_range where a row, or a request's or the step's tokens, are beyond the arrays.
 Filled fill(const StepInputs& step, const int64_t* rows, const std::vector<int64_t>& num_scheduled);

@@ -11,9 +11,9 @@
 namespace octavo {
 namespace {
 
-// A worker looks for the next kernel so long before it sleeps. Waking a sleeping thread takes longer than most kernels
-// of a small model; between two of them there is only a little Python.
-constexpr auto kAwake = std::chrono::microseconds(100);
+// A worker looks for the next kernel so long before it sleeps: longer than the Python between two steps. Waking a
+// sleeping thread takes longer than most kernels of a small model.
+constexpr auto kAwake = std::chrono::microseconds(500);
 constexpr int kLooks = 64;  // between two looks at the clock
 
 void relax() {

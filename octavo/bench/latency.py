@@ -25,7 +25,7 @@ def measure_latency(
     ``engine_ms_per_step``: what a step takes beside the native kernels. Both are None where those are not in use; what
     is said of decode steps is, where one token is generated: it comes from the prompt's step."""
     num_tokens = input_len + output_len
-    with loaded(engine_options, num_tokens, batch_size) as (llm, trace):
+    with loaded(engine_options, num_tokens, batch_size) as llm:
         prompts = random_prompts(llm, batch_size, input_len)
         from octavo import kernels
 
@@ -33,7 +33,7 @@ def measure_latency(
         runs, outside = [], []
         for index in range(num_iters_warmup + num_iters):
             before = _kernel_seconds(native)
-            timed = run(llm, trace, prompts, output_len)
+            timed = run(llm, prompts, output_len)
             on_iteration()
             if index >= num_iters_warmup:
                 runs.append(timed)

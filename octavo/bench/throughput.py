@@ -17,10 +17,10 @@ def measure_throughput(
     on_iteration: Callable[[], None],
 ) -> dict[str, Any]:
     """Requests and tokens a second, after one short run that nobody counts."""
-    with loaded(engine_options, input_len + output_len, min(num_prompts, 128)) as (llm, trace):
+    with loaded(engine_options, input_len + output_len, min(num_prompts, 128)) as llm:
         prompts = random_prompts(llm, num_prompts, input_len)
-        run(llm, trace, prompts[:1], min(output_len, 4))
-        timed = run(llm, trace, prompts, output_len)
+        run(llm, prompts[:1], min(output_len, 4))
+        timed = run(llm, prompts, output_len)
         on_iteration()
         config = llm.config
     return {

@@ -1,14 +1,11 @@
-"""Made-up requests, a loaded model, and a step trace to count by: what the benchmarks share."""
+"""Made-up requests and a loaded model: what the benchmarks share."""
 
-import json
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from octavo.engine import LLM, Prompt
@@ -18,15 +15,13 @@ __all__ = ["Timed", "loaded", "random_prompts", "run", "summary"]
 
 
 @contextmanager
-def loaded(engine_options: dict[str, Any], num_tokens: int, num_seqs: int) -> Iterator[tuple[LLM, Path]]:
-    """(model, its step trace); with room for ``num_seqs`` requests of ``num_tokens``, and without prefix caching, which
+def loaded(engine_options: dict[str, Any], num_tokens: int, num_seqs: int) -> Iterator[LLM]:
+    """A model with room for ``num_seqs`` requests of ``num_tokens``, and without prefix caching, which
     would answer the second run from the first."""
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "steps.jsonl")
-        options = {"enable_prefix_caching": False, "max_num_seqs": max(num_seqs, 1), **engine_options}
-        options.setdefault("max_model_len", num_tokens)
-        with LLM(**options, step_trace=str(trace)) as llm:
-            yield llm, trace
+    options = {"enable_prefix_caching": False, "max_num_seqs": max(num_seqs, 1), **engine_options}
+    options.setdefault("max_model_len", num_tokens)
+    with LLM(**options) as llm:
+        yield llm
 
 
 def random_prompts(llm: LLM, count: int, length: int) -> list[Prompt]:
@@ -47,10 +42,10 @@ class Timed:
     num_steps: int
 
 
-def run(llm: LLM, trace: Path, prompts: list[Prompt], output_len: int) -> Timed:
+def run(llm: LLM, prompts: list[Prompt], output_len: int) -> Timed:
     """Generates exactly ``output_len`` tokens from each prompt."""
     params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True, detokenize=False)
-    before = _steps(trace)
+    before = llm.stats()["step"]
     start = time.monotonic()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     total = time.monotonic() - start
@@ -60,13 +55,8 @@ def run(llm: LLM, trace: Path, prompts: list[Prompt], output_len: int) -> Timed:
         first_token=max(each.first_token_time for each in times) - start,
         last_token=max(each.last_token_time for each in times) - start,
         num_tokens=sum(len(output.outputs[0].token_ids) for output in outputs),
-        num_steps=_steps(trace) - before,
+        num_steps=int(llm.stats()["step"] - before),
     )
-
-
-def _steps(trace: Path) -> int:
-    lines = trace.read_bytes().splitlines() if trace.exists() else []
-    return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
 def summary(seconds: list[float]) -> dict[str, float]:

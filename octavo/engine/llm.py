@@ -164,6 +164,11 @@ class LLM:
         """Forgets all cached prefixes; False if blocks are in use."""
         return bool(self._client.call_utility("reset_prefix_cache"))
 
+    def stats(self) -> dict[str, float]:
+        """What the scheduler counts, and how it stands: the fields of SchedulerStats by name."""
+        found: dict[str, float] = self._client.call_utility("stats")
+        return found
+
     def shutdown(self) -> None:
         """Releases the model. May be called again."""
         self._finalizer()

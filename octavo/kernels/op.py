@@ -40,11 +40,13 @@ class RecordedForward(Protocol):
         mode: ``"FULL"``: all of it in one call of the provider; ``"PIECEWISE"``: with ops of torch's between.
         split_by: names of these ops.
         output: [max_rows, …] where ``run`` leaves what it computes.
+        whole: the provider's own form of it, where that is one call; else None.
     """
 
     mode: Literal["FULL", "PIECEWISE"]
     split_by: list[str]
     output: Tensor
+    whole: Any
 
     def run(self, rows: int, requests: int) -> Tensor:
         """Computes the first ``rows`` → [rows, …], good until the next run."""

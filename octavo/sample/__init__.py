@@ -7,12 +7,14 @@ from octavo.sample.logits_processor import (
     request_processors,
 )
 from octavo.sample.metadata import Penalties, RowChanges, SamplingMetadata
-from octavo.sample.output import SamplerOutput
+from octavo.sample.output import EMPTY, NAN, SamplerOutput
 from octavo.sample.philox import philox_4x32, uniforms
 from octavo.sample.request_changes import RequestChanges
 from octavo.sample.sampler import Sampler
 
 __all__ = [
+    "EMPTY",
+    "NAN",
     "LogitsProcessor",
     "Penalties",
     "RequestChanges",

@@ -35,6 +35,7 @@ class InputBatch:
         num_computed_tokens: leading tokens whose KV is in the cache, as of the step being prepared.
         num_prompt_logprobs: so many are wanted for each token of the prompt; -1: none.
         block_tables: for each group [max_num_seqs, blocks of max_model_len] int32.
+        special_rows: of requests that want more than a token each step: logprobs, changes of their logits.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class InputBatch:
         processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         self.row_of: dict[str, int] = {}
+        self.special_rows: set[int] = set()
         self._last_req_ids: list[str] | None = None
         self._last_rows = np.empty(0, dtype=np.int64)
         self._vocab_size = vocab_size
@@ -79,13 +81,21 @@ class InputBatch:
 
     def apply(self, scheduler_output: SchedulerOutput) -> None:
         """Brings the batch to the state in which the step begins."""
+        self.begin(scheduler_output)
+        self._update(scheduler_output.scheduled_cached_reqs)
+        for request in scheduler_output.scheduled_new_reqs:
+            self.add(request)
+
+    def begin(self, scheduler_output: SchedulerOutput) -> None:
+        """The part of ``apply`` that few steps have something to do in: requests go, blocks come."""
         for req_id in scheduler_output.finished_req_ids:
             self.remove(req_id)
         for req_id in scheduler_output.preempted_req_ids:
             self.remove(req_id)
-        self._update(scheduler_output.scheduled_cached_reqs)
-        for request in scheduler_output.scheduled_new_reqs:
-            self.add(request)
+        cached = scheduler_output.scheduled_cached_reqs
+        for req_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if block_ids is not None:
+                self._append_blocks(self.row_of[req_id], block_ids)
 
     def add(self, request: NewRequestData) -> None:
         """Takes in a request whole."""
@@ -109,6 +119,7 @@ class InputBatch:
             self._asking_for_prompt_logprobs.discard(row)
             self._changes.pop(row, None)
             self._logprob_token_ids.pop(row, None)
+            self.special_rows.discard(row)
             self._free_rows.append(row)
             self._last_req_ids = None
 
@@ -126,6 +137,12 @@ class InputBatch:
         ends = self.num_tokens[rows]
         self.token_ids[rows, ends] = token_ids
         self.num_tokens[rows] = ends + 1
+
+    def sampling_columns(self) -> list[NDArray[Any]]:
+        """What ``sampling_metadata`` is gathered from, [max_num_seqs] each: temperature, min_p, top_p, top_k, seed,
+        choice_index, num_prompt_tokens."""
+        columns = (self._temperature, self._min_p, self._top_p, self._top_k, self._seed, self._choice_index)
+        return [*columns, self.num_prompt_tokens]
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -171,9 +188,6 @@ class InputBatch:
         # Fewer outputs than are held here: the scheduler has taken tokens back. More: one in flight failed.
         counted = self.num_prompt_tokens[rows] + cached.num_output_tokens
         self.num_tokens[rows] = np.minimum(self.num_tokens[rows], counted)
-        for req_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if block_ids is not None:
-                self._append_blocks(self.row_of[req_id], block_ids)
 
     def _append_blocks(self, row: int, block_ids: BlockIds) -> None:
         for group, new in enumerate(block_ids):
@@ -201,6 +215,8 @@ class InputBatch:
         processors = request_processors(self._processors, params, request.token_ids[: request.num_prompt_tokens])
         if processors or RequestChanges.used_by(params):
             self._changes[row] = RequestChanges(params, request.eos_token_ids, self._vocab_size, processors)
+        if params.prompt_logprobs is not None or self._num_logprobs[row] >= 0 or row in self._changes:
+            self.special_rows.add(row)
 
     def _listed(self, num_logprobs: int | None) -> int:
         """How many logprobs are listed; -1: not even the token's own. (In parameters, -1 is the whole vocabulary.)"""

@@ -20,6 +20,7 @@ from octavo.kernels import RecordedForward, record_forward
 from octavo.logging import init_logger
 from octavo.sample import LogitsProcessor, Sampler, SamplerOutput
 from octavo.types import KVCacheConfig, ModelRunnerOutput, SchedulerOutput
+from octavo.worker.fused_step import FusedStep
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.peak_memory import PeakMemory
 from octavo.worker.prompt_logprobs import PromptRows, compute_prompt_logprobs, find_prompt_rows
@@ -87,7 +88,8 @@ class ModelRunner:
         self._inputs: StepInputs | None = None
         self._recorded: RecordedForward | None = None
         self._recorded_logits: RecordedForward | None = None
-        self._step: _Step | None = None
+        self._fused: FusedStep | None = None
+        self._step: _Step | ModelRunnerOutput | None = None
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, max_model_len: int) -> None:
         """Allocates the KV cache, gives each layer its part, and makes the batch."""
@@ -110,7 +112,7 @@ class ModelRunner:
     @torch.inference_mode()
     def record(self) -> None:
         """Records the forward, so that steps replay it; where that cannot be, says why, and steps run the model."""
-        inputs = self._initialized()[1]
+        batch, inputs = self._initialized()
         if self._config.compilation.enforce_eager:
             logger.info("step replay: off (--enforce-eager)")
             return
@@ -131,6 +133,8 @@ class ModelRunner:
             logger.warning("step replay: off, every step runs the model's Python: %s", error)
             return
         self._recorded, self._recorded_logits = recorded, logits
+        if recorded.whole is not None and logits.whole is not None:
+            self._fused = FusedStep(batch, inputs, recorded, logits)
         split_by = [*recorded.split_by, *logits.split_by]
         if split_by:
             logger.warning("step replay: PIECEWISE, split by %s", ", ".join(split_by))
@@ -151,18 +155,31 @@ class ModelRunner:
             )
             raw[size : 2 * size].zero_()
 
-    @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        """Applies the step's increments and computes its forward; sample_tokens() must follow."""
+        """Applies the step's increments and computes its forward, and samples if nothing can come in between;
+        sample_tokens() must follow."""
         if self._step is not None:
             raise RuntimeError("execute_model was called twice without sample_tokens in between")
+        if self._fused is not None and self._fused.takes(scheduler_output):
+            self._step = self._fused.run(scheduler_output)
+        else:
+            self._step = self._execute(scheduler_output)
+
+    def sample_tokens(self) -> ModelRunnerOutput:
+        """Samples for the requests of the last forward that are due, and keeps their tokens for the next step."""
+        if self._step is None:
+            raise RuntimeError("sample_tokens was called without a forward before it")
+        step, self._step = self._step, None
+        return step if isinstance(step, ModelRunnerOutput) else self._sample(step)
+
+    @torch.inference_mode()
+    def _execute(self, scheduler_output: SchedulerOutput) -> _Step:
         batch, inputs = self._initialized()
         batch.apply(scheduler_output)
         req_ids = list(scheduler_output.num_scheduled_tokens)
         if not req_ids:
             nothing = np.empty(0, dtype=np.int64)
-            self._step = _Step(req_ids, None, nothing, nothing)
-            return
+            return _Step(req_ids, None, nothing, nothing)
         rows = batch.rows(req_ids)
         num_scheduled = list(scheduler_output.num_scheduled_tokens.values())
         filled = inputs.fill(rows, num_scheduled)
@@ -173,7 +190,7 @@ class ModelRunner:
             if wanted is not None:
                 prompt = wanted, hidden.index_select(0, torch.from_numpy(wanted.tokens))
         num_sampling = len(filled.sampling)
-        self._step = _Step(
+        return _Step(
             req_ids,
             inputs.select_sampling(hidden, filled) if num_sampling else None,
             filled.sampling,
@@ -182,11 +199,7 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def sample_tokens(self) -> ModelRunnerOutput:
-        """Samples for the requests of the last forward that are due, and keeps their tokens for the next step."""
-        if self._step is None:
-            raise RuntimeError("sample_tokens was called without a forward before it")
-        step, self._step = self._step, None
+    def _sample(self, step: _Step) -> ModelRunnerOutput:
         batch, inputs = self._initialized()
         output = ModelRunnerOutput(
             req_ids=step.req_ids,

@@ -59,6 +59,7 @@ class StepInputs:
 
     Attributes:
         input_ids, positions: [max_tokens] int64.
+        native: what fills them, where that is native.
     """
 
     def __init__(self, batch: InputBatch, max_tokens: int, max_reqs: int) -> None:
@@ -74,7 +75,7 @@ class StepInputs:
             _Group(max_tokens, max_reqs, size, table.shape[1])
             for size, table in zip(batch.block_sizes, batch.block_tables, strict=True)
         ]
-        self._native = self._native_filler() if chosen_provider() == "native" else None
+        self.native = self._native_filler() if chosen_provider() == "native" else None
         self.input_ids, self.positions = torch.from_numpy(self._input_ids), torch.from_numpy(self._positions)
         self._starts, self._lengths = torch.from_numpy(self._query_start_loc), torch.from_numpy(self._seq_lens)
 
@@ -103,9 +104,9 @@ class StepInputs:
             rows: [num_reqs] the requests' rows.
             num_scheduled: tokens to compute of each.
         """
-        if self._native is None:
+        if self.native is None:
             return self._fill(rows, np.array(num_scheduled, dtype=np.int64))
-        num_tokens, max_query_len, max_seq_len, num_sampling = self._native.fill(rows.tolist(), num_scheduled)
+        num_tokens, max_query_len, max_seq_len, num_sampling = self.native.fill(rows.tolist(), num_scheduled)
         return Filled(num_tokens, len(num_scheduled), max_query_len, max_seq_len, self._sampling[:num_sampling])
 
     def select_sampling(self, hidden: Tensor, filled: Filled) -> Tensor:
@@ -114,17 +115,17 @@ class StepInputs:
         count = len(filled.sampling)
         if count == hidden.shape[0]:
             return hidden
-        if self._native is None:
+        if self.native is None:
             return hidden.index_select(0, torch.from_numpy(self._sampling_tokens[:count]))
-        self._native.gather(hidden.data_ptr(), hidden.stride(0) * hidden.itemsize, count)
+        self.native.gather(hidden.data_ptr(), hidden.stride(0) * hidden.itemsize, count)
         return hidden[:count]
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """One sampled token for each of ``rows`` of the batch."""
-        if self._native is None:
+        if self.native is None:
             self._batch.append_tokens(rows, token_ids)
         else:
-            self._native.append_tokens(rows.tolist(), token_ids.tolist())
+            self.native.append_tokens(rows.tolist(), token_ids.tolist())
 
     def _native_filler(self) -> "_native.StepInputs":
         from octavo import _native  # not there where it could not be built

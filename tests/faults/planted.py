@@ -101,8 +101,9 @@ _LEAKS = {
 
 
 def _count_steps(module: Any) -> Callable[[], int]:
-    """How many steps have begun."""
+    """How many steps have begun. None of them is fused: what is planted stands between their kernels."""
     execute, count = module.ModelRunner.execute_model, [0]
+    module.FusedStep.takes = lambda self, scheduler_output: False
 
     def counting(self: Any, scheduler_output: Any) -> Any:
         count[0] += 1

@@ -23,9 +23,8 @@ def llama_config(folder: Path) -> OctavoConfig:
     return resolve_config(args, read_model_facts(folder), current_platform().facts())
 
 
-@pytest.fixture(scope="module")
-def worker(tiny_llama_dir: Path) -> Worker:
-    config = llama_config(tiny_llama_dir)
+def llama_worker(folder: Path) -> Worker:
+    config = llama_config(folder)
     worker = Worker(config)
     worker.init_device()
     worker.load_model()
@@ -36,14 +35,21 @@ def worker(tiny_llama_dir: Path) -> Worker:
     return worker
 
 
-def new_request(req_id: str, first_block: int) -> NewRequestData:
-    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, seed=0, logprobs=3)
+@pytest.fixture(scope="module")
+def worker(tiny_llama_dir: Path) -> Worker:
+    return llama_worker(tiny_llama_dir)
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, seed=0, logprobs=3)
+
+
+def new_request(req_id: str, first_block: int, sampling: SamplingParams) -> NewRequestData:
     prompt = PROMPTS[req_id]
     blocks = ([first_block + i for i in range(-(-(len(prompt) + NUM_TOKENS) // 16))],)
     return NewRequestData(req_id, prompt, len(prompt), sampling, [], 0, blocks, 0)
 
 
-def generate(worker: Worker) -> dict[str, tuple[list[int], list[float]]]:
+def generate(worker: Worker, sampling: SamplingParams = GREEDY) -> dict[str, tuple[list[int], list[float]]]:
     """Prompt a in chunks of 16, the others beside it; every request to NUM_TOKENS tokens."""
     found: dict[str, tuple[list[int], list[float]]] = {req_id: ([], []) for req_id in PROMPTS}
     computed = dict.fromkeys(PROMPTS, 0)
@@ -54,7 +60,7 @@ def generate(worker: Worker) -> dict[str, tuple[list[int], list[float]]]:
             if step < index or len(found[req_id][0]) == NUM_TOKENS:
                 continue
             if computed[req_id] == 0:
-                new.append(new_request(req_id, 1 + 4 * index))
+                new.append(new_request(req_id, 1 + 4 * index, sampling))
             else:
                 cached.req_ids.append(req_id)
                 cached.new_block_ids.append(None)

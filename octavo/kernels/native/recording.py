@@ -140,6 +140,7 @@ class RecordedForward:
     mode: ``"FULL"``: one native call; ``"PIECEWISE"``: with ops of torch's between native calls.
     split_by: names of these ops.
     output: [max_rows, …] where ``run`` leaves what it computes.
+    whole: that native call; None: there is more than one.
     """
 
     def __init__(self, parts: list[_native.Recording | _TorchPiece], arena: Arena, output: Tensor) -> None:
@@ -148,6 +149,8 @@ class RecordedForward:
         self.output = output
         self.split_by = sorted({str(part.func) for part in parts if isinstance(part, _TorchPiece)})
         self.mode: Literal["FULL", "PIECEWISE"] = "PIECEWISE" if self.split_by else "FULL"
+        kernels = [part for part in self._parts if not isinstance(part, _TorchPiece)]
+        self.whole = kernels[0] if len(kernels) == len(self._parts) == 1 else None
 
     def kernels(self) -> list[str]:
         """Names of the native kernels, in order."""
