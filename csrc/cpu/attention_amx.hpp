@@ -35,7 +35,7 @@ OCTAVO_INLINE __m512 power_of_two(__m512 x) {
 }
 
 // Sums of Rows tiles of 16 vectors and Blocks tiles of 16 columns: tiles 0 to 3. Of one row, tile 4 and three for columns;
-// of two, 4 and 5, and two for columns.
+// of two, 4 and 5, and two for columns. What was read for the last time is cleared: see linear_amx.cpp.
 template <int Rows, int Blocks>
 struct Products {
   template <int Row, int Block>
@@ -62,12 +62,16 @@ struct Products {
     each([&](auto row, auto block) {
       if constexpr (row == 0) load_tile<kColumns<block>>(columns(block), 64);
       multiply_tiles<kSum<row, block>, 4 + row, kColumns<block>>();
+      if constexpr (row + 1 == Rows) clear_tile<kColumns<block>>();
     });
+    clear_tile<4>();
+    if constexpr (Rows == 2) clear_tile<5>();
   }
 
   static OCTAVO_INLINE void end(float* sums, int64_t stride) {
     each([&](auto row, auto block) {
       store_tile<kSum<row, block>>(sums + row * kTileRows * stride + block * kLanes, stride * 4);
+      clear_tile<kSum<row, block>>();
     });
   }
 };

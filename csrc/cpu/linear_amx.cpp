@@ -8,6 +8,9 @@
 //   up to 16 rows: tiles 0-3 sums of four blocks │ 4 x │ 5-7 weights in turn
 //   more:          tiles 0, 1 sums of rows 0-15 and two blocks │ 2, 3 of rows 16-31 │ 4, 5 x │ 6, 7 weights
 //
+// A factor is cleared as soon as it was read for the last time. A processor has few tile registers beyond the eight that
+// have names, two threads of a core share them, and one that is zero takes none: a fifth to a half more products a second.
+//
 // Each thread copies the rows into tiles of its own, inputs beyond the last one zero:
 //
 //   rows 0-31 │ step 0: rows 0-15, rows 16-31 │ step 1: … ║ rows 32-63 │ …         1 KiB a tile
@@ -61,6 +64,7 @@ OCTAVO_INLINE void multiply_block(const uint32_t* weight, int64_t block_words) {
   load_tile<kWeight>(weight + Block * block_words, kLineBytes);
   multiply_tiles<Block, 4, kWeight>();
   if constexpr (Rows == 2) multiply_tiles<2 + Block, 5, kWeight>();
+  clear_tile<kWeight>();
   if constexpr (Block + 1 < Blocks) multiply_block<Rows, Blocks, Block + 1>(weight, block_words);
 }
 
@@ -69,6 +73,8 @@ OCTAVO_INLINE void multiply_step(const bf16* x, const uint32_t* weight, int64_t 
   load_tile<4>(x, kLineBytes);
   if constexpr (Rows == 2) load_tile<5>(x + kTileHalves, kLineBytes);
   multiply_block<Rows, Blocks, 0>(weight, block_words);
+  clear_tile<4>();
+  if constexpr (Rows == 2) clear_tile<5>();
 }
 
 // Calls work<row, block> for each tile of sums.
