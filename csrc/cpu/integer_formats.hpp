@@ -182,4 +182,23 @@ struct Zeroed {
   }
 };
 
+// Calls use(F()) with the kind of a format that is multiplied as integers.
+template <typename Use>
+OCTAVO_INLINE void by_format(Format format, const Use& use) {
+  switch (format) {
+    case Format::q4_0: return use(Centred<Format::q4_0, 4, 8>());
+    case Format::q4_1: return use(Offset<Format::q4_1, 4>());
+    case Format::q5_0: return use(Centred<Format::q5_0, 5, 16>());
+    case Format::q5_1: return use(Offset<Format::q5_1, 5>());
+    case Format::q8_0: return use(Centred<Format::q8_0, 8, 128>());
+    case Format::q4_k: return use(Nested<Format::q4_k, 4>());
+    case Format::q5_k: return use(Nested<Format::q5_k, 5>());
+    case Format::q6_k: return use(NestedHalves());
+    case Format::u4: return use(Zeroed<4>());
+    case Format::u8: return use(Zeroed<8>());
+    case Format::f8:
+    case Format::plain: break;
+  }
+}
+
 }  // namespace octavo::OCTAVO_LEVEL

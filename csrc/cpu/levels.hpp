@@ -8,7 +8,9 @@ namespace octavo::OCTAVO_LEVEL {
 void linear(const Linear& call);
 void linear_integer(const Linear& call);  // of quantized weights
 #if defined(__AMX_BF16__)
-void linear_amx(const Linear& call);  // of bf16
+void linear_amx(const Linear& call);          // of bf16
+void linear_integer_amx(const Linear& call);  // of quantized weights and so many rows that tiles are faster:
+constexpr int64_t kFewestTileRows = 32;
 #endif
 void embedding(const Embedding& call);
 void norm(const Norm& call);

@@ -8,13 +8,14 @@
 // groups in ascending order, whatever the rows around it: a row has the same bits alone and among a thousand. Threads
 // share out panels: pairs of blocks of 16 outputs. A group that holds an infinity or NaN makes the row's outputs NaN.
 //
+// Level amx multiplies many rows with tiles (linear_integer_amx.cpp).
+//
 // A thread's own copy of the rows, for each: int8 inputs │ scales of groups │ what the format needs beside them
 
 #include <algorithm>
 #include <atomic>
 
-#include "epilogue.hpp"
-#include "integer_formats.hpp"
+#include "integer_rows.hpp"
 #include "kernels.hpp"
 #include "levels.hpp"
 #include "scratch.hpp"
@@ -32,13 +33,10 @@ constexpr int kRows = 4, kBlocks = 1;
 #else
 constexpr int kRows = 1, kBlocks = 1;
 #endif
-constexpr int64_t kPanel = 2;                // blocks that an epilogue needs at once: gates and what they belong to
 constexpr int64_t kInputsInCache = 1 << 20;  // bytes of inputs that stay in the second-level cache
 constexpr int64_t kManyRows = 64;
 // Bytes that the first-level cache is filled ahead: a single row takes what memory gives, more rows take longer.
 constexpr int64_t ahead(int rows) { return rows == 1 ? 4096 : 1536; }
-constexpr int64_t kSumsStride = kPanel * kLanes;
-constexpr float kSmallest = 0x1p-100f;       // groups with no larger number count as zeros: 127 / it is finite
 
 // Quantized rows, `stride` bytes and `groups` groups apart.
 struct Inputs {
@@ -52,37 +50,6 @@ int32_t word(const int8_t* at) {
   int32_t found;
   std::memcpy(&found, at, sizeof found);
   return found;
-}
-
-// A row's inputs of one group, those beyond the last one zero.
-template <typename F, typename T, typename Lanes>
-OCTAVO_INLINE void quantize_group(const T* from, Lanes first_lanes, Lanes second_lanes, int8_t* numbers, float* scale,
-                                  float* beside) {
-  const f32x16 x[2] = {load(from, first_lanes), load(from + kLanes, second_lanes)};
-  // Bits of numbers without a sign are in the numbers' order, infinity and then NaN at the end.
-  const i32x16 a = (i32x16)x[0] & 0x7fffffff, b = (i32x16)x[1] & 0x7fffffff;
-  const int32_t most_bits = largest_of(max(a, b));
-  float most;
-  std::memcpy(&most, &most_bits, sizeof most);
-  const bool whole = most_bits < 0x7f800000;
-  const bool some = whole && most > kSmallest;
-  const float inverse = some ? 127.0f / most : 0.0f;
-  i32x16 q[2];
-  for (int half = 0; half < 2; ++half) {
-    q[half] = nearest(some ? x[half] * inverse : f32x16{});
-    store_bytes(numbers + half * kLanes, q[half]);
-  }
-  *scale = whole ? (some ? most / 127.0f : 0.0f) : __builtin_nanf("");
-  if constexpr (F::kBeside == Beside::start && F::kHalves == 2) {
-    const int32_t starts[2] = {-F::kCentre * total_of(q[0]), -F::kCentre * total_of(q[1])};
-    std::memcpy(beside, starts, sizeof starts);
-  } else if constexpr (F::kBeside == Beside::start) {
-    const int32_t start = -F::kCentre * total_of(q[0] + q[1]);
-    std::memcpy(beside, &start, sizeof start);
-  } else {
-    const float total = static_cast<float>(total_of(q[0] + q[1]));
-    *beside = F::kBeside == Beside::offset ? *scale * total : total;
-  }
 }
 
 // Sums of Rows rows and Blocks blocks of 16 outputs, `block_bytes` apart.
@@ -169,14 +136,6 @@ OCTAVO_INLINE void add_up_rows(int64_t rows, const Inputs& x, int64_t row, const
   }
 }
 
-// One copy for all formats.
-__attribute__((noinline)) void finish_rows(const Linear& call, int64_t row, int64_t rows, int64_t block, int64_t blocks,
-                                           const float* sums) {
-  if (call.type == Type::f32) finish<float, float>(call, row, rows, block, blocks, sums, kSumsStride);
-  else if (call.out_type == Type::bf16) finish<bf16, bf16>(call, row, rows, block, blocks, sums, kSumsStride);
-  else finish<bf16, float>(call, row, rows, block, blocks, sums, kSumsStride);
-}
-
 template <typename F>
 class IntegerProduct {
  public:
@@ -225,22 +184,15 @@ class IntegerProduct {
     char* memory = static_cast<char*>(scratch(rows * row_bytes_));
     float* scales = reinterpret_cast<float*>(memory + rows * stride_);
     const Inputs x{reinterpret_cast<int8_t*>(memory), scales, scales + rows * groups_, stride_, groups_};
-    for (int64_t r = 0; r < rows; ++r) {
-      const T* from = static_cast<const T*>(call_.x) + (row + r) * call_.x_stride;
+    for (int64_t r = 0; r < rows; ++r)
       for (int64_t group = 0; group < groups_; ++group) {
-        const int64_t index = r * groups_ + group, left = call_.in_size - group * kGroup;
+        const int64_t index = r * groups_ + group;
+        const Group found = quantize_group<T>(call_, row + r, group);
         int8_t* numbers = x.numbers + r * stride_ + group * kGroup;
-        float* beside = x.beside + index * F::kHalves;
-        const T* own = from + group * kGroup;
-        if (left >= kGroup) {
-          quantize_group<F>(own, Whole(), Whole(), numbers, x.scales + index, beside);
-        } else {
-          const int first = static_cast<int>(std::clamp<int64_t>(left, 0, kLanes));
-          quantize_group<F>(own, first, static_cast<int>(std::clamp<int64_t>(left - kLanes, 0, kLanes)), numbers,
-                            x.scales + index, beside);
-        }
+        for (int half = 0; half < 2; ++half) store_bytes(numbers + half * kLanes, found.numbers[half]);
+        x.scales[index] = found.scale;
+        put_beside<F>(found, x.beside + index * F::kHalves);
       }
-    }
     return x;
   }
 
@@ -272,20 +224,10 @@ class IntegerProduct {
 
 void linear_integer(const Linear& call) {
   if (call.rows == 0) return;
-  switch (call.format) {
-    case Format::q4_0: return IntegerProduct<Centred<Format::q4_0, 4, 8>>(call).run();
-    case Format::q4_1: return IntegerProduct<Offset<Format::q4_1, 4>>(call).run();
-    case Format::q5_0: return IntegerProduct<Centred<Format::q5_0, 5, 16>>(call).run();
-    case Format::q5_1: return IntegerProduct<Offset<Format::q5_1, 5>>(call).run();
-    case Format::q8_0: return IntegerProduct<Centred<Format::q8_0, 8, 128>>(call).run();
-    case Format::q4_k: return IntegerProduct<Nested<Format::q4_k, 4>>(call).run();
-    case Format::q5_k: return IntegerProduct<Nested<Format::q5_k, 5>>(call).run();
-    case Format::q6_k: return IntegerProduct<NestedHalves>(call).run();
-    case Format::u4: return IntegerProduct<Zeroed<4>>(call).run();
-    case Format::u8: return IntegerProduct<Zeroed<8>>(call).run();
-    case Format::f8:
-    case Format::plain: break;
-  }
+#if defined(__AMX_BF16__)
+  if (call.rows >= kFewestTileRows) return linear_integer_amx(call);
+#endif
+  by_format(call.format, [&](auto format) { IntegerProduct<decltype(format)>(call).run(); });
 }
 
 }  // namespace octavo::OCTAVO_LEVEL

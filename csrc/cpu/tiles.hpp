@@ -14,16 +14,16 @@ namespace octavo::OCTAVO_LEVEL {
 constexpr int kTileRows = 16;
 constexpr int64_t kTileBytes = 1024;
 
-// While it lives, this thread's tiles have 64 bytes in a row: tiles 0 to 4 `rows` rows, 5 to 7 sixteen. Then they are
-// empty again, so that the system has nothing to save when it changes threads.
+// While it lives, this thread's tiles have 64 bytes in a row: tiles 0 to 4 `rows` rows, 5 to 7 `weight_rows`; tile 4 four
+// bytes for each of those. Then they are empty again, so that the system has nothing to save when it changes threads.
 class Tiles {
  public:
-  OCTAVO_INLINE explicit Tiles(int rows) {
+  OCTAVO_INLINE explicit Tiles(int rows, int weight_rows = kTileRows) {
     // Byte 0: the palette; 16 to 31: bytes of a row, two for each tile; 48 to 55: rows.
     alignas(64) uint8_t config[64] = {1};
     for (int tile = 0; tile < 8; ++tile) {
-      config[16 + 2 * tile] = 64;
-      config[48 + tile] = static_cast<uint8_t>(tile <= 4 ? rows : kTileRows);
+      config[16 + 2 * tile] = static_cast<uint8_t>(tile == 4 ? 4 * weight_rows : 64);
+      config[48 + tile] = static_cast<uint8_t>(tile <= 4 ? rows : weight_rows);
     }
     asm volatile("ldtilecfg (%0)" : : "r"(config) : "memory");
   }
@@ -60,6 +60,14 @@ template <int Sums, int Left, int Right>
 OCTAVO_INLINE void multiply_byte_tiles() {
   static_assert(Sums != Left && Sums != Right && Left != Right, "AMX multiplies different tiles");
   asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Left), "i"(Right) : "memory");
+}
+
+// Sums (int32) += rows of four signed bytes x lines of four, which are signed as well or not.
+template <int Sums, int Left, int Right, bool Signed>
+OCTAVO_INLINE void multiply_signed_tiles() {
+  static_assert(Sums != Left && Sums != Right && Left != Right, "AMX multiplies different tiles");
+  if constexpr (Signed) asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Left), "i"(Right) : "memory");
+  else asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Left), "i"(Right) : "memory");
 }
 
 }  // namespace octavo::OCTAVO_LEVEL

@@ -15,6 +15,7 @@ from torch import Tensor
 from octavo import kernels
 from octavo.kernels.native import available_levels
 from tests.kernels import amx
+from tests.kernels.quantized_blocks import TYPES, draw
 from tests.kernels.test_amx_emulator import dot_bf16
 
 
@@ -111,6 +112,24 @@ def test_a_row_that_is_no_number_leaves_the_others_alone() -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("type_name", TYPES)
+def test_quantized_weights_give_the_bits_that_vectors_give(type_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = draw(type_name, 96, 768), random(70, 768)
+    kept = kernels.pack_blocks(type_name, weight.data, (96, 768), torch.bfloat16)
+    gated = kernels.pack_blocks(type_name, weight.data, (96, 768), torch.bfloat16, gated=True)
+
+    def results() -> list[Tensor]:
+        parts = [x[:count] for count in (1, 31, 32, 33, 70)]
+        return [kernels.logits(part, kept) for part in parts] + [
+            kernels.gated_linear(part, gated, None, "silu") for part in parts
+        ]
+
+    found = results()
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "avx512_vnni")
+    kernels.select("native")
+    assert all(torch.equal(a, b) for a, b in zip(found, results(), strict=True))
+
+
 def test_level_amx_is_offered_where_its_instructions_run() -> None:
     assert available_levels()[0] == "amx"
     command = [
@@ -134,6 +153,16 @@ if not amx.native():
         before = amx.executed()
         kernels.linear(x, weight)
         return {name: count - before[name] for name, count in amx.executed().items()}
+
+    def test_products_of_quantized_weights_are_made_of_tiles_where_rows_are_many() -> None:
+        kept = kernels.pack_blocks("Q4_0", draw("Q4_0", 48, 96).data, (48, 96), torch.bfloat16)
+        for rows, made in ((31, False), (32, True)):
+            before = amx.executed()
+            kernels.linear(random(rows, 96), kept)
+            count = {name: number - before[name] for name, number in amx.executed().items()}
+            assert (count["tdp"] > 0) == made
+            assert count["ldtilecfg"] == count["tilerelease"]
+        assert amx.emulator().octavo_amx_configured_threads() == 0
 
     def test_no_thread_keeps_its_tiles() -> None:
         count = counted(40, 64, 320)

@@ -13,6 +13,8 @@ from tests.kernels.quantized_blocks import TYPES, block_values, draw, product
 # (outputs, blocks of inputs, rows): outputs that sixteen does not divide, an odd number of packed blocks, rows beyond
 # every tile, and more inputs than the second-level cache takes of that many rows.
 SHAPES = [(16, 1, 1), (40, 3, 2), (33, 2, 13), (64, 5, 7), (96, 1, 70)]
+# One row, what level amx leaves to vectors and where its tiles begin, whole tiles, and one row less and more.
+COUNTS = [1, 3, 4, 12, 15, 16, 17, 31, 32, 33, 36, 48, 49, 64, 65, 100]
 
 
 pytestmark = pytest.mark.usefixtures("native_level")
@@ -76,6 +78,19 @@ def test_a_row_has_the_same_bits_alone_and_among_a_hundred(type_name: str) -> No
         assert torch.equal(parts, together), count
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("type_name", TYPES)
+def test_any_number_of_rows_gives_the_same_exact_sums(type_name: str, dtype: torch.dtype, native_level: str) -> None:
+    """Inputs that take level amx two passes, and an odd number of blocks."""
+    weight = draw(type_name, 40, 1536)
+    x = rows(100, 1536, dtype)
+    kept = packed(type_name, weight, dtype)
+    expected = product(x.float().numpy(), weight, fused=native_level != "generic")
+    for count in COUNTS:
+        assert np.array_equal(kernels.logits(x[:count], kept).numpy(), expected[:count]), count
+        assert np.array_equal(kernels.logits(x[100 - count :], kept).numpy(), expected[100 - count :]), count
+
+
 @pytest.mark.parametrize("type_name", TYPES)
 def test_packed_weights_are_no_larger_than_the_checkpoint_has_them(type_name: str) -> None:
     weight = draw(type_name, 64, 8 * 256)
@@ -95,15 +110,16 @@ def test_embeddings_are_the_rows_that_checkpoints_are_read_as(type_name: str) ->
     assert torch.equal(narrow, (torch.from_numpy(weight.values())[ids] * 3.0).bfloat16())
 
 
-@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_K", "U4:32"])
-def test_what_follows_a_product_follows_it_here_too(type_name: str) -> None:
+@pytest.mark.parametrize("count", [7, 35])
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_K", "Q6_K", "U4:32"])
+def test_what_follows_a_product_follows_it_here_too(type_name: str, count: int) -> None:
     in_size = block_values(type_name)
-    weight, x = draw(type_name, 80, in_size), rows(7, in_size)
+    weight, x = draw(type_name, 80, in_size), rows(count, in_size)
     kept = packed(type_name, weight, torch.bfloat16)
     bias = torch.linspace(-1, 1, 80).bfloat16()
     sums = kernels.logits(x, kept)
     assert torch.equal(kernels.linear(x, kept, bias), (sums + bias.float()).bfloat16())
-    residual = torch.randn(7, 80)
+    residual = torch.randn(count, 80)
     assert torch.equal(kernels.linear_add(x, kept, bias, residual, 0.5), residual + (sums + bias.float()) * 0.5)
     assert torch.equal(kernels.logits(x, kept, 2.0), sums * 2.0)
     gated = packed(type_name, weight, torch.bfloat16, gated=True)
@@ -112,9 +128,10 @@ def test_what_follows_a_product_follows_it_here_too(type_name: str) -> None:
     torch.testing.assert_close(found, torch.nn.functional.silu(gate) * up, rtol=2**-8, atol=1e-6)
 
 
-def test_a_merged_weight_is_its_parts_side_by_side() -> None:
+@pytest.mark.parametrize("count", [5, 40])
+def test_a_merged_weight_is_its_parts_side_by_side(count: int) -> None:
     types = ["Q4_0", "Q8_0", ""]
-    x, bias = rows(5, 64), torch.linspace(-1, 1, 32 + 16 + 24).bfloat16()
+    x, bias = rows(count, 64), torch.linspace(-1, 1, 32 + 16 + 24).bfloat16()
     wide = torch.randn(24, 64).bfloat16()
     parts = [
         kernels.pack_weight(wide) if not name else packed(name, draw(name, size, 64), torch.bfloat16)
@@ -128,21 +145,24 @@ def test_a_merged_weight_is_its_parts_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("count", [4, 40])
 @pytest.mark.parametrize("type_name", TYPES)
-def test_what_is_not_finite_spoils_its_own_row_only(type_name: str, bad: float) -> None:
+def test_what_is_not_finite_spoils_its_own_row_only(type_name: str, count: int, bad: float) -> None:
     weight = draw(type_name, 32, block_values(type_name))
-    x = rows(4, weight.q.shape[1])
+    x = rows(count, weight.q.shape[1])
     kept = packed(type_name, weight, torch.bfloat16)
     clean = kernels.logits(x, kept)
     x[2, 19] = bad
     found = kernels.logits(x, kept)
     assert found[2].isnan().all()
-    assert torch.equal(found[[0, 1, 3]], clean[[0, 1, 3]])
+    others = [row for row in range(count) if row != 2]
+    assert torch.equal(found[others], clean[others])
 
 
-def test_groups_of_zeros_and_of_tiny_numbers_add_nothing() -> None:
+@pytest.mark.parametrize("count", [2, 40])
+def test_groups_of_zeros_and_of_tiny_numbers_add_nothing(count: int) -> None:
     weight = draw("Q4_1", 32, 96)
-    x = rows(2, 96, torch.float32)
+    x = rows(count, 96, torch.float32)
     x[:, 32:64] = 0.0
     expected = kernels.logits(x, packed("Q4_1", weight, torch.float32))
     x[:, 32:64] = 1e-38
