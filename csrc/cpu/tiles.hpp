@@ -66,8 +66,10 @@ OCTAVO_INLINE void multiply_byte_tiles() {
 template <int Sums, int Left, int Right, bool Signed>
 OCTAVO_INLINE void multiply_signed_tiles() {
   static_assert(Sums != Left && Sums != Right && Left != Right, "AMX multiplies different tiles");
-  if constexpr (Signed) asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Left), "i"(Right) : "memory");
-  else asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Left), "i"(Right) : "memory");
+  if constexpr (Signed)
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Left), "i"(Right) : "memory");
+  else
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Left), "i"(Right) : "memory");
 }
 
 }  // namespace octavo::OCTAVO_LEVEL
