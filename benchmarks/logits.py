@@ -48,7 +48,7 @@ def octavo_logits(model: Path, ids: list[int], options: dict[str, Any]) -> Logit
     some hundred times. ``options``: as ``LLM`` takes them."""
     config = build_config(EngineArgs(model=str(model), max_model_len=len(ids), block_size=_BLOCK_SIZE, **options))
     network = load_model(config)
-    worker = Worker(config, load=lambda config, progress: network)
+    worker = Worker(config, load=lambda *_: network)
     worker.load_model()
     layers, count = attention_layers(network), len(ids)
     num_blocks = -(-count // _BLOCK_SIZE)

@@ -23,7 +23,7 @@ from octavo.renderers import ChatRenderer
 __all__ = ["FrontEnd"]
 
 # So many make the garbage collector look for cycles among them; a step of many streams makes thousands that have none.
-_NEW_OBJECTS = 10_000
+_NEW_OBJECTS = 2_000
 # What streams and connections get to write their last words.
 _LAST_WORDS_SECONDS = 1.5
 

@@ -170,7 +170,7 @@ def test_truncated_weights_are_named_with_file_and_tensor(
 
 def test_length_that_the_model_does_not_have_is_refused_by_flag(start: Callable[..., Server]) -> None:
     server = start("--max-model-len", str(LENGTH + 1))
-    assert server.wait_exit(START_SECONDS) == 1
+    assert server.wait_exit(START_SECONDS) == 2
     assert server.lines[-1].startswith(f"octavo: error: --max-model-len {LENGTH + 1} is more than")
 
 
