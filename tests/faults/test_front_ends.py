@@ -83,23 +83,22 @@ def test_a_killed_front_end_is_the_end_of_the_server(two: Server) -> None:
     assert wait_until(two.left_nothing)
 
 
-def ends_of(streams: list[Stream]) -> list[int | None]:
-    """The code of the error that ended each; None: it was cut off."""
-    codes: list[int | None] = []
-    for stream in streams:
-        try:
-            codes.append(error_in(stream)["code"])
-        except (ConnectionError, http.client.HTTPException):
-            codes.append(None)
-    return codes
+def end_of(stream: Stream) -> int | None:
+    """The code of the error that ended it; None: it was cut off."""
+    try:
+        code: int = error_in(stream)["code"]
+    except (ConnectionError, http.client.HTTPException):
+        return None
+    return code
 
 
 def test_a_killed_first_process_takes_all_along_and_the_clients_of_the_other_are_told(two: Server) -> None:
-    with many_streams(two, max_tokens=LENGTH) as streams:
+    with many_streams(two, max_tokens=LENGTH) as streams, ThreadPoolExecutor(MANY) as threads:
         of_first, of_other = shares(two)
+        reading = threads.map(end_of, streams)  # all the time: who does not read cannot be told
         two.signal(signal.SIGKILL)
         two.wait_exit()
-        ends = ends_of(streams)
+        ends = list(reading)
     assert (ends.count(None), ends.count(503)) == (of_first, of_other)  # the first one's clients are the control
     assert wait_until(two.left_nothing)
 
