@@ -197,7 +197,7 @@ def test_nothing_to_do_is_done(make_batch: MakeBatch) -> None:
 def test_the_threads_sleep_between_steps() -> None:
     x, weight = random(1, 512, dtype=torch.bfloat16), random(4096, 512, dtype=torch.bfloat16, seed=1)
     kernels.linear(x, kernels.pack_weight(weight))
-    time.sleep(0.05)  # they stay awake for a tenth of a millisecond
+    time.sleep(0.05)  # they stay awake for half a millisecond
     before = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - before < 0.05
