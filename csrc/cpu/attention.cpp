@@ -9,6 +9,8 @@
 //                           └─ …                 └─ …                                                ┘
 
 #include <algorithm>
+#include <atomic>
+#include <optional>
 
 #include "attention_amx.hpp"
 #include "attention_tile.hpp"
@@ -38,19 +40,76 @@ void list_tiles(const Attention& call, int64_t tile, Tile* tiles) {
   }
 }
 
+// Indexes below `count` in ranges, which threads take one after the other. A thread has taken the next range when it works
+// on one: it can fetch what comes then.
+class Claims {
+ public:
+  Claims(std::atomic<int64_t>& next, int64_t count, int64_t ranges)
+      : next_(next), count_(count), ranges_(ranges), range_(next++), after_(next++), now_(first(range_)) {}
+
+  bool left() const { return range_ < ranges_; }
+  bool more() const { return now_ + 1 < first(range_ + 1) || after_ < ranges_; }
+  int64_t now() const { return now_; }
+  int64_t after() const { return now_ + 1 < first(range_ + 1) ? now_ + 1 : first(after_); }
+  void advance() {
+    if (++now_ < first(range_ + 1)) return;
+    range_ = after_;
+    after_ = next_++;
+    now_ = first(range_);
+  }
+
+ private:
+  int64_t first(int64_t range) const { return count_ * range / ranges_; }
+
+  std::atomic<int64_t>& next_;
+  const int64_t count_, ranges_;
+  int64_t range_, after_, now_;
+};
+
+// What a thread works on, and what comes then.
+template <typename Work>
+class Pair {
+ public:
+  template <typename... Args>
+  void begin(const Args&... args) {
+    if (!works_[turn_]) works_[turn_].emplace(args...);
+  }
+  template <typename... Args>
+  void prepare(const Args&... args) { works_[1 - turn_].emplace(args...); }
+  void advance() {
+    works_[turn_].reset();
+    turn_ = 1 - turn_;
+  }
+  const Work& now() const { return *works_[turn_]; }
+  const Work& after() const { return *works_[1 - turn_]; }
+
+ private:
+  std::optional<Work> works_[2];
+  int turn_ = 0;
+};
+
 // Many tiles: each goes through its partitions by itself.
 template <typename Work>
-void whole_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count, int64_t pieces) {
-  pool().run(pieces, [&](int64_t piece) {
+void whole_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count, int64_t ranges) {
+  std::atomic<int64_t> next{0};
+  pool().run(std::min<int64_t>(ranges, pool().size()), [&](int64_t) {
     const int64_t size = Work::sums_size(call);
     float* sums = static_cast<float*>(scratch(2 * size * kFloat + Work::Room::bytes(call.cache)));
     typename Work::State part{{}, {}, sums}, whole{{}, {}, sums + size};
     typename Work::Room room(call.cache, sums + 2 * size);
-    for (int64_t index = count * piece / pieces; index < count * (piece + 1) / pieces; ++index) {
-      const Work work(call, tiles[index]);
+    Pair<Work> works;
+    for (Claims claims(next, count, ranges); claims.left(); claims.advance(), works.advance()) {
+      works.begin(call, tiles[claims.now()]);
+      Next<Work> after;
+      if (claims.more()) {
+        works.prepare(call, tiles[claims.after()]);
+        after = {&works.after(), works.after().first_partition()};
+      }
+      const Work& work = works.now();
       work.begin(whole);
-      for (int64_t p = 0; p < work.partitions(); ++p) {
-        work.reduce(work.first_partition() + p, part, room);
+      const int64_t last = work.first_partition() + work.partitions() - 1;
+      for (int64_t partition = work.first_partition(); partition <= last; ++partition) {
+        work.reduce(partition, part, room, partition < last ? Next<Work>{&work, partition + 1} : after);
         work.merge(part, whole);
       }
       work.finish(whole);
@@ -76,15 +135,25 @@ void shared_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t coun
       parts[next].sums = sums.data() + next * size;
     }
   }
-  pool().run(num_pieces, [&](int64_t piece) {
+  std::atomic<int64_t> next{0};
+  pool().run(pool().size(), [&](int64_t) {
     typename Work::Room room(call.cache, scratch(Work::Room::bytes(call.cache)));
-    Work(call, tiles[pieces[piece].tile]).reduce(pieces[piece].partition, parts[piece], room);
+    Pair<Work> works;
+    for (Claims claims(next, num_pieces, num_pieces); claims.left(); claims.advance(), works.advance()) {
+      works.begin(call, tiles[pieces[claims.now()].tile]);
+      Next<Work> after;
+      if (claims.more()) {
+        works.prepare(call, tiles[pieces[claims.after()].tile]);
+        after = {&works.after(), pieces[claims.after()].partition};
+      }
+      works.now().reduce(pieces[claims.now()].partition, parts[claims.now()], room, after);
+    }
   });
   typename Work::State whole{{}, {}, sums.data() + num_pieces * size};
-  for (int64_t index = 0, next = 0; index < count; ++index) {
+  for (int64_t index = 0, piece = 0; index < count; ++index) {
     const Work work(call, tiles[index]);
     work.begin(whole);
-    for (; next < num_pieces && pieces[next].tile == index; ++next) work.merge(parts[next], whole);
+    for (; piece < num_pieces && pieces[piece].tile == index; ++piece) work.merge(parts[piece], whole);
     work.finish(whole);
   }
 }
@@ -110,8 +179,7 @@ void attend(const Attention& call) {
     for (int64_t index = 0; index < count; ++index) num_pieces += Work(call, tiles[index]).partitions();
     if (num_pieces > count) return shared_tiles<Work>(call, tiles, count, num_pieces);
   }
-  const int64_t pieces = products > kProducts ? 32 * threads : 1;
-  whole_tiles<Work>(call, tiles, count, std::min(count, pieces));
+  whole_tiles<Work>(call, tiles, count, products > kProducts ? std::min(count, 32 * threads) : std::min<int64_t>(count, 1));
 }
 
 }  // namespace

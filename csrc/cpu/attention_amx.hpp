@@ -76,6 +76,38 @@ struct Products {
   }
 };
 
+// The keys and values that a thread reads next, in groups of 16 positions: they are fetched while it puts others in pairs,
+// where more instructions than memory are in the way.
+class Ahead {
+ public:
+  // Forgets what was left. Groups of so many bytes follow, a multiple of 1,024.
+  void begin(int64_t bytes) {
+    count_ = at_ = offset_ = pace_ = 0;
+    bytes_ = bytes;
+  }
+  void add(const void* group) { groups_[count_++] = static_cast<const char*>(group); }
+  // All of them in so many calls of `fetch`.
+  void spread(int64_t calls) { pace_ = calls == 0 ? 0 : (count_ * bytes_ / kBytes + calls - 1) / calls; }
+
+  OCTAVO_INLINE void fetch() {
+    for (int64_t i = 0; i < pace_ && at_ < count_; ++i) {
+      for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(groups_[at_] + offset_ + line, 0, 2);
+      offset_ += kBytes;
+      if (offset_ == bytes_) {
+        offset_ = 0;
+        ++at_;
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kBytes = 256;
+
+  const char* groups_[2 * kPartition / kLanes];
+  int64_t count_ = 0, bytes_ = 0, pace_ = 0;
+  int64_t at_ = 0, offset_ = 0;  // what is fetched next: a group, and bytes in it
+};
+
 // What a thread needs while it reduces tiles.
 class AmxRoom {
  public:
@@ -108,6 +140,7 @@ class AmxRoom {
   bf16* queries;  // [tiles of 16 vectors, steps of 32 channels, 16, 32]
   bf16* keys;     // [steps of 32 channels, 16, 32]: of 16 positions, where the cache's tiles are narrower
   bf16* pairs;    // [16 channels, steps of 32 positions, 16, 32]: values
+  Ahead ahead;
 
  private:
   static constexpr int64_t kScores = 2 * kTileRows * kWeightsStride, kWeights = kVectors * kWeightsLine;
@@ -153,7 +186,7 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
 
   AmxTile(const Attention& call, const Tile& tile) : TileView(call, tile), steps_(Room::steps(call.cache)) {}
 
-  void reduce(int64_t partition, State& state, Room& room) const {
+  void reduce(int64_t partition, State& state, Room& room, const Next<AmxTile>& next) const {
     clear(state);
     if (hides_what_is_not_finite(partition)) return reduce_each(partition, state, room);
     const int64_t base = partition * kPartition;  // positions in what follows are counted from here
@@ -166,18 +199,32 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
       for (int64_t v = first; v < std::min(first + rows * kTileRows, tile_.count); ++v)
         soften(v, base, low_step, high_step, room.scores + (v - first) * kWeightsStride, room.weights + v * kWeightsLine,
                state);
-      add_values<rows, fresh>(base, low_step, high, room.weights + first * kWeightsLine, room.pairs,
+      add_values<rows, fresh>(base, low_step, high, room.weights + first * kWeightsLine, room,
                               state.sums + first * padded_);
     };
     using One = std::integral_constant<int, 1>;
     using Two = std::integral_constant<int, 2>;
-    if (tile_.count <= kTileRows) return reduce_rows(One(), std::true_type(), 0);
+    if (tile_.count <= kTileRows) {
+      room.ahead.begin(size_ * kLanes * 2);
+      if (next.tile != nullptr) next.tile->list_groups(next.partition, room.ahead);
+      room.ahead.spread((high_step - low_step) / 2 * steps_);
+      return reduce_rows(One(), std::true_type(), 0);
+    }
     for (int64_t step = low_step; step < high; step += kStepPositions)
-      pair_values(base + step, 0, size_, kPartitionSteps * kTileHalves, room.pairs + step * kLanes);
+      pair_values(base + step, 0, size_, kPartitionSteps * kTileHalves, room.pairs + step * kLanes, [] {});
     for (int64_t first = 0; first < tile_.count; first += 2 * kTileRows) reduce_rows(Two(), std::false_type(), first);
   }
 
  private:
+  // Where each key and value is read once.
+  void list_groups(int64_t partition, Ahead& ahead) const {
+    if (tile_.count > kTileRows || width_ != kLanes || size_ % kStepChannels != 0) return;
+    const int64_t low = std::max(low_, partition * kPartition) / kLanes * kLanes;
+    const int64_t high = std::min(high_, (partition + 1) * kPartition);
+    for (int64_t group = low; group < high; group += kLanes) ahead.add(keys(group));
+    for (int64_t group = low; group < high; group += kLanes) ahead.add(keys(group) + half_);
+  }
+
   // Zero times infinity or NaN is NaN: values that only some of the vectors see are to be finite, or each vector goes by
   // itself.
   bool hides_what_is_not_finite(int64_t partition) const {
@@ -209,7 +256,7 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
         std::fill_n(to, padded_, 0.0f);
         continue;
       }
-      alone.reduce(partition, own, room);
+      alone.reduce(partition, own, room, {});
       state.most[v] = own.most[0];
       state.total[v] = own.total[0];
       std::copy_n(own.sums, padded_, to);
@@ -322,25 +369,26 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
 
   // sums[Rows times 16 vectors, padded_]: the weighted values, which are in pairs already, or (Fresh) are to be paired now.
   template <int Rows, bool Fresh>
-  void add_values(int64_t base, int64_t low, int64_t high, const bf16* weights, bf16* pairs, float* sums) const {
+  void add_values(int64_t base, int64_t low, int64_t high, const bf16* weights, Room& room, float* sums) const {
     constexpr int kBlocks = Rows == 1 ? 4 : 2;
     int64_t channel = 0;
     for (; channel + kBlocks * kLanes <= padded_; channel += kBlocks * kLanes)
-      add_channels<Rows, kBlocks, Fresh>(base, low, high, channel, weights, pairs, sums + channel);
+      add_channels<Rows, kBlocks, Fresh>(base, low, high, channel, weights, room, sums + channel);
     for (; channel < padded_; channel += kLanes)
-      add_channels<Rows, 1, Fresh>(base, low, high, channel, weights, pairs, sums + channel);
+      add_channels<Rows, 1, Fresh>(base, low, high, channel, weights, room, sums + channel);
   }
 
   template <int Rows, int Blocks, bool Fresh>
   OCTAVO_INLINE void add_channels(int64_t base, int64_t low, int64_t high, int64_t channel, const bf16* weights,
-                                  bf16* pairs, float* sums) const {
+                                  Room& room, float* sums) const {
     Products<Rows, Blocks>::begin();
     for (int64_t step = low; step < high; step += kStepPositions) {
-      const bf16* tiles = pairs + (channel / kLanes * kPartitionSteps + step / kStepPositions) * kTileHalves;
+      const bf16* tiles = room.pairs + (channel / kLanes * kPartitionSteps + step / kStepPositions) * kTileHalves;
       int64_t apart = kPartitionSteps * kTileHalves;
       if constexpr (Fresh) {
-        bf16* own = pairs + step / kStepPositions % 2 * kTogether * kTileHalves;
-        pair_values(base + step, channel, std::min(size_, channel + Blocks * kLanes), kTileHalves, own);
+        bf16* own = room.pairs + step / kStepPositions % 2 * kTogether * kTileHalves;
+        pair_values(base + step, channel, std::min(size_, channel + Blocks * kLanes), kTileHalves, own,
+                    [&] { room.ahead.fetch(); });
         tiles = own;
         apart = kTileHalves;
       }
@@ -350,8 +398,11 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
     Products<Rows, Blocks>::end(sums, padded_);
   }
 
-  // Values of 32 positions and these channels in tiles that are `apart`; zero what nobody sees.
-  void pair_values(int64_t position, int64_t channel, int64_t end, int64_t apart, bf16* to) const {
+  // Values of 32 positions and these channels in tiles that are `apart`; zero what nobody sees. Calls meanwhile() for each
+  // two positions and 32 channels.
+  template <typename Meanwhile>
+  OCTAVO_INLINE void pair_values(int64_t position, int64_t channel, int64_t end, int64_t apart, bf16* to,
+                                 const Meanwhile& meanwhile) const {
     alignas(64) static constexpr bf16 kNothing[kStepChannels] = {};
     const bf16* rows[kStepPositions];
     for (int64_t first = 0; first < kStepPositions; first += width_) {
@@ -369,6 +420,7 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
         const __m512i a = row(i), b = row(i + 1);
         _mm512_store_si512(to + i * kLanes, _mm512_permutex2var_epi16(a, low_half, b));
         if (channel + kLanes < end) _mm512_store_si512(to + apart + i * kLanes, _mm512_permutex2var_epi16(a, high_half, b));
+        meanwhile();
       }
     }
   }

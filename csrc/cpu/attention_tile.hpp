@@ -43,6 +43,13 @@ struct State {
   float* sums;  // [Vectors, head_size padded to 16]
 };
 
+// What a thread reduces after a partition, or null.
+template <typename Work>
+struct Next {
+  const Work* tile = nullptr;
+  int64_t partition = 0;
+};
+
 // K: what the cache keeps. Of 8 bits a key's factor multiplies its score, and a value's factor its weight: no product is
 // spent on single channels. Vectors: how many a tile may have.
 template <typename K, int Vectors>

@@ -56,7 +56,7 @@ class VectorTile : public TileView<K, kVectors> {
     K* keys_;
   };
 
-  void reduce(int64_t partition, State& state, Room& own) const {
+  void reduce(int64_t partition, State& state, Room& own, const Next<VectorTile>&) const {
     K* room = own.keys();
     this->clear(state);
     const int64_t low = std::max(low_, partition * kPartition) / kLanes * kLanes;

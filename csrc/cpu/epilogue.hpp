@@ -21,14 +21,31 @@ OCTAVO_INLINE int64_t blocks_of(const Linear& call) {
   return (row_size(call) + kLanes - 1) / kLanes * (call.gated ? 2 : 1);
 }
 
-template <typename Bias, typename Out, typename Lanes>
+// Bare: there is no bias, no multiplier and no soft cap.
+template <bool Bare, typename Bias, typename Out, typename Lanes>
 OCTAVO_INLINE void finish_plain(const Linear& call, int64_t row, int64_t first, f32x16 value, Lanes lanes) {
   const int64_t at = row * call.out_stride + first;
-  if (call.bias != nullptr) value = value + load(static_cast<const Bias*>(call.bias) + first, lanes);
-  value = value * call.multiplier;
-  if (call.softcap != 0.0f) value = call.softcap * tanh(value / call.softcap);
+  if constexpr (!Bare) {
+    if (call.bias != nullptr) value = value + load(static_cast<const Bias*>(call.bias) + first, lanes);
+    value = value * call.multiplier;
+    if (call.softcap != 0.0f) value = call.softcap * tanh(value / call.softcap);
+  }
   if (call.residual != nullptr) value = load(call.residual + at, lanes) + value;
   store(static_cast<Out*>(call.out) + at, value, lanes);
+}
+
+template <bool Bare, typename Bias, typename Out>
+OCTAVO_INLINE void finish_blocks(const Linear& call, int64_t row, int64_t rows, int64_t block, int64_t blocks,
+                                 const float* sums, int64_t stride) {
+  const int64_t whole = std::min(blocks, call.out_size / kLanes - block);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* at = sums + r * stride;
+    for (int64_t b = 0; b < whole; ++b)
+      finish_plain<Bare, Bias, Out>(call, row + r, (block + b) * kLanes, load(at + b * kLanes), Whole());
+    if (whole < blocks)
+      finish_plain<Bare, Bias, Out>(call, row + r, (block + whole) * kLanes, load(at + whole * kLanes),
+                                    static_cast<int>(call.out_size % kLanes));
+  }
 }
 
 template <typename Bias, typename Out, Function F, typename Lanes>
@@ -69,14 +86,9 @@ OCTAVO_INLINE void finish(const Linear& call, int64_t row, int64_t rows, int64_t
         return finish_gates<Bias, Out, Function::gelu_tanh>(call, row, rows, block, blocks, sums, stride);
     }
   }
-  for (int64_t b = 0; b < blocks; ++b) {
-    const int64_t first = (block + b) * kLanes, left = call.out_size - first;
-    for (int64_t r = 0; r < rows; ++r) {
-      const f32x16 value = load(sums + r * stride + b * kLanes);
-      if (left >= kLanes) finish_plain<Bias, Out>(call, row + r, first, value, Whole());
-      else finish_plain<Bias, Out>(call, row + r, first, value, static_cast<int>(left));
-    }
-  }
+  const bool bare = call.bias == nullptr && call.multiplier == 1.0f && call.softcap == 0.0f;
+  if (bare) finish_blocks<true, Bias, Out>(call, row, rows, block, blocks, sums, stride);
+  else finish_blocks<false, Bias, Out>(call, row, rows, block, blocks, sums, stride);
 }
 
 }  // namespace octavo::OCTAVO_LEVEL

@@ -11,9 +11,9 @@
 // A factor is cleared as soon as it was read for the last time. A processor has few tile registers beyond the eight that
 // have names, two threads of a core share them, and one that is zero takes none: a fifth to a half more products a second.
 //
-// Each thread copies the rows into tiles of its own, inputs beyond the last one zero:
-//
-//   rows 0-31 │ step 0: rows 0-15, rows 16-31 │ step 1: … ║ rows 32-63 │ …         1 KiB a tile
+// Tiles of x are read where x is. Of more than 16 rows the last tile ends with the last row, and has some rows again that
+// another tile has: the same sums, of which only the others are used. Where the last inputs do not fill a step, tiles of
+// them are copied, with zeros.
 
 #include <algorithm>
 #include <atomic>
@@ -32,12 +32,11 @@ namespace {
 
 constexpr int64_t kStepInputs = 32;
 constexpr int64_t kTileWords = 256;              // of 32 bits
-constexpr int64_t kTileHalves = 512;             // of 16 bits
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kPairRows = 2 * kTileRows;
 constexpr int64_t kInputsInCache = 1 << 20;      // bytes of inputs that stay in the second-level cache
 constexpr int64_t kFewestRows = 128;             // for which the weights are read again
-constexpr int64_t kTilesAhead = 4;               // of weights from memory
+constexpr int64_t kTilesAhead = 8;               // of weights from memory
 constexpr int64_t kStepsBetween = 4;             // before some more of a pending tile is finished
 constexpr int64_t kFewRows = 4;                  // are finished at once
 
@@ -45,44 +44,60 @@ enum class From { memory, cache };
 
 OCTAVO_INLINE void prefetch_tile(const void* at) {
   for (int64_t line = 0; line < kTileRows; ++line)
-    __builtin_prefetch(static_cast<const char*>(at) + line * kLineBytes);
+    __builtin_prefetch(static_cast<const char*>(at) + line * kLineBytes, 0, 2);  // into the second-level cache
 }
 
-// What a pass over the inputs reads: the tiles of two times 16 rows, and blocks of weights, which are `block_words` apart.
-// `tail`: where the last inputs do not fill a step, the blocks' tiles for that step, or null.
+// Where one or two tiles of rows begin: `second` is used where there are two.
+struct Rows {
+  const bf16* first;
+  const bf16* second;
+  int64_t stride;  // bytes from row to row
+
+  OCTAVO_INLINE Rows step(int64_t step) const {
+    return {first + step * kStepInputs, second + step * kStepInputs, stride};
+  }
+};
+
+// What a pass over the inputs reads: rows, and blocks of weights, which are `block_words` apart. `tail`: where the last
+// inputs do not fill a step, the blocks' tiles for that step, or null; `tail_x`: those of the rows. `second`: rows from
+// the first tile to the second, less than 16 where they have rows in common.
 struct Pass {
-  const bf16* x;
+  Rows x;
+  int64_t second;
   const uint32_t* weight;
   int64_t block_words;
+  Rows tail_x;
   const uint32_t* tail;
   int64_t whole_steps;
 };
 
-template <int Rows, int Blocks, int Block>
-OCTAVO_INLINE void multiply_block(const uint32_t* weight, int64_t block_words) {
-  constexpr int kWeight = Rows == 2 ? 6 + Block : 5 + Block % 3;
+template <int RowTiles, int Blocks, int Block>
+OCTAVO_INLINE void multiply_block(const Rows& x, const uint32_t* weight, int64_t block_words) {
+  constexpr int kWeight = RowTiles == 2 ? 6 + Block : 5 + Block % 3;
   load_tile<kWeight>(weight + Block * block_words, kLineBytes);
   multiply_tiles<Block, 4, kWeight>();
-  if constexpr (Rows == 2) multiply_tiles<2 + Block, 5, kWeight>();
+  if constexpr (RowTiles == 2) {
+    if constexpr (Block == 0) load_tile<5>(x.second, x.stride);
+    multiply_tiles<2 + Block, 5, kWeight>();
+  }
   clear_tile<kWeight>();
-  if constexpr (Block + 1 < Blocks) multiply_block<Rows, Blocks, Block + 1>(weight, block_words);
+  if constexpr (Block + 1 < Blocks) multiply_block<RowTiles, Blocks, Block + 1>(x, weight, block_words);
 }
 
-template <int Rows, int Blocks>
-OCTAVO_INLINE void multiply_step(const bf16* x, const uint32_t* weight, int64_t block_words) {
-  load_tile<4>(x, kLineBytes);
-  if constexpr (Rows == 2) load_tile<5>(x + kTileHalves, kLineBytes);
-  multiply_block<Rows, Blocks, 0>(weight, block_words);
+template <int RowTiles, int Blocks>
+OCTAVO_INLINE void multiply_step(const Rows& x, const uint32_t* weight, int64_t block_words) {
+  load_tile<4>(x.first, x.stride);
+  multiply_block<RowTiles, Blocks, 0>(x, weight, block_words);
   clear_tile<4>();
-  if constexpr (Rows == 2) clear_tile<5>();
+  if constexpr (RowTiles == 2) clear_tile<5>();
 }
 
 // Calls work<row, block> for each tile of sums.
-template <int Rows, int Blocks, int Tile = 0, typename Work>
+template <int RowTiles, int Blocks, int Tile = 0, typename Work>
 OCTAVO_INLINE void each_sum(const Work& work) {
   constexpr int kRow = Tile / Blocks, kBlock = Tile % Blocks;
   work(std::integral_constant<int, 2 * kRow + kBlock>(), kRow, kBlock);
-  if constexpr (Tile + 1 < Rows * Blocks) each_sum<Rows, Blocks, Tile + 1>(work);
+  if constexpr (Tile + 1 < RowTiles * Blocks) each_sum<RowTiles, Blocks, Tile + 1>(work);
 }
 
 // Sums, of rows `stride` apart, that wait for what follows the product.
@@ -108,14 +123,13 @@ void finish_rows(const Linear& call, int64_t row, int64_t rows, int64_t block, i
   finish<bf16, Out>(call, row, rows, block, blocks, sums, stride);
 }
 
-// Rows tiles of rows and Blocks blocks, and meanwhile what is `pending`. sums: [16 * Rows][sums_words].
-template <int Rows, int Blocks, From Weights>
+// RowTiles tiles of rows and Blocks blocks, and meanwhile what is `pending`. sums: [16 * RowTiles][sums_words].
+template <int RowTiles, int Blocks, From Weights>
 void add_up(const Linear& call, const Pass& pass, float* sums, int64_t sums_words, Pending& pending) {
-  each_sum<Rows, Blocks>([&](auto tile, int, int) { clear_tile<decltype(tile)::value>(); });
+  each_sum<RowTiles, Blocks>([&](auto tile, int, int) { clear_tile<decltype(tile)::value>(); });
   const int64_t whole = pass.whole_steps, steps = pass.block_words / kTileWords;
   const int64_t turns = whole / kStepsBetween, share = turns == 0 ? 0 : (pending.rows + turns - 1) / turns;
   for (int64_t step = 0; step < whole; ++step) {
-    const bf16* x = pass.x + step * 2 * kTileHalves;
     const uint32_t* weight = pass.weight + step * kTileWords;
     if constexpr (Weights == From::memory) {
       // At the end of these blocks, the beginning of those that come next.
@@ -124,13 +138,13 @@ void add_up(const Linear& call, const Pass& pass, float* sums, int64_t sums_word
                                                           : Blocks * pass.block_words + (ahead - steps) * kTileWords);
       for (int block = 0; block < Blocks; ++block) prefetch_tile(next + block * pass.block_words);
     }
-    multiply_step<Rows, Blocks>(x, weight, pass.block_words);
+    multiply_step<RowTiles, Blocks>(pass.x.step(step), weight, pass.block_words);
     if (step % kStepsBetween == kStepsBetween - 1) pending.some(call, share);
   }
-  if (pass.tail != nullptr) multiply_step<Rows, Blocks>(pass.x + whole * 2 * kTileHalves, pass.tail, kTileWords);
+  if (pass.tail != nullptr) multiply_step<RowTiles, Blocks>(pass.tail_x, pass.tail, kTileWords);
   pending.some(call, pending.rows);
-  each_sum<Rows, Blocks>([&](auto tile, int row, int block) {
-    store_tile<decltype(tile)::value>(sums + row * kTileRows * sums_words + block * kLanes, sums_words * 4);
+  each_sum<RowTiles, Blocks>([&](auto tile, int row, int block) {
+    store_tile<decltype(tile)::value>(sums + row * pass.second * sums_words + block * kLanes, sums_words * 4);
   });
 }
 
@@ -175,44 +189,41 @@ class TileProduct {
  private:
   // Ranges of panels of the first rows, then of the next.
   void work_off(std::atomic<int64_t>& next) const {
-    const int64_t x_bytes = rows_at_once_ * steps_ * kLineBytes;
     const int64_t sums_bytes = 2 * kPairRows * panel_ * kLanes * 4;
     const int64_t panel_bytes = call_.format == Format::plain ? 0 : panel_ * block_words_ * 4 + kTilesAhead * kTileBytes;
-    char* memory = static_cast<char*>(scratch(x_bytes + sums_bytes + panel_bytes));
-    bf16* x = reinterpret_cast<bf16*>(memory);
-    float* sums = reinterpret_cast<float*>(memory + x_bytes);
-    uint32_t* widened = reinterpret_cast<uint32_t*>(memory + x_bytes + sums_bytes);
+    char* memory = static_cast<char*>(scratch(sums_bytes + panel_bytes));
+    float* sums[2] = {reinterpret_cast<float*>(memory), reinterpret_cast<float*>(memory + sums_bytes / 2)};
+    uint32_t* widened = reinterpret_cast<uint32_t*>(memory + sums_bytes);
     const Tiles tiles(static_cast<int>(std::min<int64_t>(kTileRows, call_.rows)));
-    Pending pending{finish_rows<Out>, 0, 0, 0, 0, sums, panel_ * kLanes, 0};
-    int64_t at_hand = -1;
+    Pending pending{finish_rows<Out>, 0, 0, 0, 0, nullptr, panel_ * kLanes, 0};
     for (int64_t task = next++; task < ranges_ * row_blocks_; task = next++) {
       const int64_t row_block = task / ranges_, range = task % ranges_;
       const int64_t row = row_block * rows_at_once_, rows = std::min(rows_at_once_, call_.rows - row);
-      if (row_block != at_hand) copy_inputs(row, rows, x);
-      at_hand = row_block;
       for (int64_t panel = panels_ * range / ranges_; panel < panels_ * (range + 1) / ranges_; ++panel)
-        multiply(x, row, rows, panel * panel_, sums, widened, pending);
+        multiply(row, rows, panel * panel_, sums, widened, pending);
     }
     pending.some(call_, pending.rows);
   }
 
-  // In tiles, as drawn above. A tile's rows beyond the last one are zero; where there is one tile, it is not that high.
-  void copy_inputs(int64_t row, int64_t rows, bf16* x) const {
-    const int64_t whole = call_.in_size / kStepInputs, rest = call_.in_size % kStepInputs;
-    const int64_t all = rows <= kTileRows ? rows : (rows + kTileRows - 1) / kTileRows * kTileRows;
-    for (int64_t r = 0; r < all; ++r) {
-      const bf16* from = static_cast<const bf16*>(call_.x) + (row + std::min(r, rows - 1)) * call_.x_stride;
-      bf16* to = x + r / kPairRows * steps_ * 2 * kTileHalves + r % kPairRows / kTileRows * kTileHalves +
-                 r % kTileRows * kStepInputs;
-      for (int64_t step = 0; step < steps_; ++step, to += 2 * kTileHalves) {
-        if (r < rows && step < whole) {
-          std::memcpy(to, from + step * kStepInputs, kLineBytes);
-        } else {
-          std::memset(to, 0, kLineBytes);
-          if (r < rows) std::memcpy(to, from + step * kStepInputs, static_cast<size_t>(rest) * sizeof(bf16));
-        }
-      }
-    }
+  const bf16* inputs(int64_t row) const { return static_cast<const bf16*>(call_.x) + row * call_.x_stride; }
+
+  // Where a tile begins that is to have this row and those after it: the last one of several begins earlier.
+  int64_t first_of(int64_t row) const { return std::max<int64_t>(0, std::min(row, call_.rows - kTileRows)); }
+
+  Rows rows_of(int64_t row, bool two) const {
+    return {inputs(first_of(row)), inputs(first_of(two ? row + kTileRows : row)),
+            call_.x_stride * static_cast<int64_t>(sizeof(bf16))};
+  }
+
+  // The last inputs of those rows, and zero.
+  Rows copy_last_inputs(int64_t row, bool two, bf16* to) const {
+    const int64_t from = call_.in_size / kStepInputs * kStepInputs;
+    std::memset(to, 0, 2 * kTileBytes);
+    for (int64_t tile = 0; tile < (two ? 2 : 1); ++tile)
+      for (int64_t r = 0; r < std::min<int64_t>(kTileRows, call_.rows); ++r)
+        std::memcpy(to + (tile * kTileRows + r) * kStepInputs, inputs(first_of(row + tile * kTileRows) + r) + from,
+                    static_cast<size_t>(call_.in_size - from) * sizeof(bf16));
+    return {to, to + kTileRows * kStepInputs, kLineBytes};
   }
 
   // The last inputs' lines of each block, and zero: what follows them in the weight is another block's.
@@ -225,10 +236,11 @@ class TileProduct {
     }
   }
 
-  // sums: room for two tiles, of which one may be pending.
-  __attribute__((noinline)) void multiply(const bf16* x, int64_t row, int64_t rows, int64_t block, float* sums,
-                                          uint32_t* widened, Pending& pending) const {
+  // sums: for two times 32 rows; the first ones may be pending.
+  __attribute__((noinline)) void multiply(int64_t row, int64_t rows, int64_t block, float* (&sums)[2], uint32_t* widened,
+                                          Pending& pending) const {
     alignas(64) uint32_t tail[4 * kTileWords];
+    alignas(64) bf16 tail_x[kPairRows * kStepInputs];
     const int64_t blocks = std::min(panel_, blocks_ - block), stride = panel_ * kLanes;
     const uint32_t* weight = static_cast<const uint32_t*>(call_.weight) + block * block_words_;
     if (call_.format != Format::plain) {
@@ -237,15 +249,18 @@ class TileProduct {
     }
     const bool has_tail = call_.in_size % kStepInputs != 0;
     if (has_tail) copy_tail(weight, blocks, tail);
-    for (int64_t first = 0; first < rows; first += kPairRows) {
-      const int64_t count = std::min(kPairRows, rows - first);
+    for (int64_t first = row; first < row + rows; first += kPairRows) {
+      const int64_t count = std::min(kPairRows, row + rows - first);
       const bool two = count > kTileRows;
-      const Pass pass{x + first * steps_ * kStepInputs, weight, block_words_, has_tail ? tail : nullptr,
+      const int64_t begin = first_of(first);
+      const Rows x = rows_of(first, two);
+      const Pass pass{x, first_of(first + kTileRows) - begin, weight, block_words_,
+                      has_tail ? copy_last_inputs(first, two, tail_x) : x, has_tail ? tail : nullptr,
                       call_.in_size / kStepInputs};
-      float* at = pending.sums == sums ? sums + kPairRows * stride : sums;
+      std::swap(sums[0], sums[1]);
       (call_.rows <= kPairRows ? add_up_of<From::memory>(two, blocks) : add_up_of<From::cache>(two, blocks))(
-          call_, pass, at, stride, pending);
-      pending = {finish_rows<Out>, row + first, count, block, blocks, at, stride, 0};
+          call_, pass, sums[0], stride, pending);
+      pending = {finish_rows<Out>, first, count, block, blocks, sums[0] + (first - begin) * stride, stride, 0};
       if (call_.rows <= kFewRows) pending.some(call_, count);
     }
   }

@@ -6,6 +6,7 @@ from octavo.kernels.dequantize import dequantize
 from octavo.kernels.embedding import embedding
 from octavo.kernels.linear import gated_linear, linear, linear_add
 from octavo.kernels.logits import logits
+from octavo.kernels.memory import huge_memory
 from octavo.kernels.normalization import cast, layer_norm, rms_norm, rms_norm_add
 from octavo.kernels.op import (
     OPS,
@@ -57,6 +58,7 @@ __all__ = [
     "fill_rows",
     "gated_linear",
     "gelu",
+    "huge_memory",
     "keeps",
     "kernel_set",
     "layer_norm",

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from octavo import _native
-from octavo.kernels.native.memory import weight_memory
+from octavo.kernels.memory import huge_memory
 
 __all__ = ["kernel_seconds", "measure_bandwidth", "measure_bf16", "measure_f32", "measure_int8"]
 
@@ -19,7 +19,7 @@ def kernel_seconds() -> float:
 def measure_bandwidth(num_bytes: int) -> float:
     """Bytes a second at which a buffer of ``num_bytes`` (whole pages) is read, from memory like that of packed
     weights: the best of several runs."""
-    buffer = weight_memory(num_bytes).fill_(1)
+    buffer = huge_memory(num_bytes).fill_(1)
     return num_bytes / min(_seconds(lambda: _native.stream(buffer.data_ptr(), num_bytes)) for _ in range(_RUNS))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from octavo.attention import Attention, set_forward_context
 from octavo.config import OctavoConfig
 from octavo.errors import UnsupportedError
-from octavo.kernels import RecordedForward, record_forward
+from octavo.kernels import RecordedForward, huge_memory, record_forward
 from octavo.logging import init_logger
 from octavo.sample import LogitsProcessor, Sampler, SamplerOutput
 from octavo.types import KVCacheConfig, ModelRunnerOutput, SchedulerOutput
@@ -94,8 +94,7 @@ class ModelRunner:
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, max_model_len: int) -> None:
         """Allocates the KV cache, gives each layer its part, and makes the batch."""
         for allocation in kv_cache_config.tensors:
-            # Fresh pages of the system's: zero, and not resident before they are written (torch.zeros writes them).
-            raw = torch.from_numpy(np.zeros(allocation.size, dtype=np.uint8))
+            raw = huge_memory(allocation.size)
             self._kv_tensors.update(dict.fromkeys(allocation.shared_by, raw))
         self._bind_kv_cache()
         scheduler = self._config.scheduler

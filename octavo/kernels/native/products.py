@@ -7,8 +7,8 @@ from torch import Tensor
 
 from octavo import _native
 from octavo.kernels.activation import GateForm
+from octavo.kernels.memory import huge_memory
 from octavo.kernels.native.formats import format_of, keeps
-from octavo.kernels.native.memory import weight_memory
 from octavo.kernels.native.tensors import TYPES, check, empty, rows_of
 from octavo.kernels.packed_weight import MergedWeight, PackedWeight, Weight
 
@@ -40,7 +40,7 @@ def empty_weight(shape: tuple[int, int], dtype: torch.dtype, gated: bool = False
         num_bytes = _native.packed_block_bytes(*format_of(kept_as), *shape, gated)
     else:
         num_bytes = _native.packed_bytes(TYPES[dtype], *shape, gated)
-    return PackedWeight(weight_memory(num_bytes), shape, dtype, gated, kept_as)
+    return PackedWeight(huge_memory(num_bytes), shape, dtype, gated, kept_as)
 
 
 def fill_blocks(weight: Weight, first_row: int, data: npt.NDArray[np.uint8]) -> None:

@@ -1,7 +1,7 @@
-"""Memory for packed weights: large pieces in huge pages, shared by the weights of a model.
+"""Memory in huge pages, for packed weights and the KV cache.
 
-A product reads its weights once a step and in sequence. In pages of 4 KiB a good part of that time goes into looking
-their addresses up: the same loop reads 25 GB/s from such pages and 33 from pages of 2 MiB.
+A step reads all of its weights, and the keys and values of its requests. In pages of 4 KiB a good part of that time
+goes into looking their addresses up: the same loop reads 25 GB/s from such pages and 33 from pages of 2 MiB.
 """
 
 import contextlib
@@ -12,18 +12,18 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-__all__ = ["weight_memory"]
+__all__ = ["huge_memory"]
 
 _LINE = 64
-_CHUNK_BYTES = 256 * 2**20  # of addresses; memory is taken as it is written
+_CHUNK_BYTES = 256 * 2**20  # of addresses
 
 _lock = Lock()
-_chunk: "weakref.ref[mmap.mmap] | None" = None  # alive as long as a weight lies in it
+_chunk: "weakref.ref[mmap.mmap] | None" = None  # alive as long as a tensor lies in it
 _used = 0
 
 
-def weight_memory(num_bytes: int) -> Tensor:
-    """[num_bytes] uint8, zero, at the beginning of a cache line."""
+def huge_memory(num_bytes: int) -> Tensor:
+    """[num_bytes] uint8, zero, at the beginning of a cache line. Pages become resident as they are written."""
     global _chunk, _used
     if num_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
