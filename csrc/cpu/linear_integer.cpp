@@ -37,6 +37,7 @@ constexpr int64_t kInputsInCache = 1 << 20;  // bytes of inputs that stay in the
 constexpr int64_t kManyRows = 64;
 // Bytes that the first-level cache is filled ahead: a single row takes what memory gives, more rows take longer.
 constexpr int64_t ahead(int rows) { return rows == 1 ? 4096 : 1536; }
+constexpr int64_t kFarAhead = 1 << 14;  // and the second-level one: a core waits for few lines at once in the first
 
 // Quantized rows, `stride` bytes and `groups` groups apart.
 struct Inputs {
@@ -76,8 +77,10 @@ __attribute__((noinline)) void add_up(const Inputs& x, int64_t row, const uint8_
       const auto lines_of = [&](int b) { return typename F::Lines(at + b * block_bytes + layout.group_header); };
       const typename F::Lines lines[2] = {lines_of(0), lines_of(Blocks - 1)};
       for (int b = 0; b < Blocks; ++b)
-        for (int64_t line = 0; line < group_bytes; line += kLineBytes)
+        for (int64_t line = 0; line < group_bytes; line += kLineBytes) {
           __builtin_prefetch(at + b * block_bytes + ahead(Rows) + line);
+          __builtin_prefetch(at + b * block_bytes + kFarAhead + line, 0, 2);
+        }
       f32x16 totals[Rows][Blocks][F::kHalves];
 #pragma GCC unroll 2
       for (int half = 0; half < F::kHalves; ++half) {
