@@ -265,14 +265,19 @@ def _call_utility(core: EngineCore, request: UtilityRequest) -> UtilityResult:
 # ---- the process ----------------------------------------------------------------------------------------------------
 
 
+def _collect_what_is_new() -> None:
+    gc.freeze()  # what is there stays
+    gc.enable()
+
+
 def main() -> NoReturn:
+    gc.disable()  # until the model is loaded: a walk through all of torch takes 80 to 200 ms, and finds nothing
     launches: queue.SimpleQueue[EngineLaunch] = queue.SimpleQueue()
     # First of all, so that it works while torch is being imported.
     LifeLine(lambda message: launches.put(decode_launch(message)), logger)
     with contextlib.suppress(Exception):  # loading the model does the same, and tells what is wrong
         WORKERS.get(current_platform().name)  # torch and all: a second, in which the front end finds the model
-    # What is there when the model is loaded stays: no collection is to walk through all of torch again (200 ms).
-    proc = EngineCoreProc(launches.get(), on_loaded=gc.freeze)
+    proc = EngineCoreProc(launches.get(), on_loaded=_collect_what_is_new)
     exit_code = proc.run()
     os._exit(exit_code)  # not sys.exit: nothing of an engine that has said its last words may hold the process up
 

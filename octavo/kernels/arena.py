@@ -69,7 +69,8 @@ class Arena:
         part = self._buffers[index][:num_bytes]
         if self._first:
             weakref.finalize(part, self._free.append, index)
-        return torch.from_numpy(part).view(dtype).view(self._max_rows, *shape[1:])[: self._rows]
+        with torch._C._DisableTorchDispatch():  # views of its own, which a recorder need not look at
+            return torch.from_numpy(part).view(dtype).view(self._max_rows, *shape[1:])[: self._rows]
 
     def owns(self, tensor: Tensor) -> bool:
         address = tensor.untyped_storage().data_ptr()
