@@ -1,5 +1,6 @@
 """``octavo``: finds the sub-command, runs it, and tells errors in one line with the exit code that belongs to them."""
 
+import argparse
 import logging
 import os
 import sys
@@ -14,15 +15,27 @@ from octavo.cli.words import dashed, join_dotted
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.logging import say
 
-__all__ = ["run"]
+__all__ = ["read", "run"]
 
 _COMMANDS = (serve, chat, complete, pull, run_batch, bench, collect_env)
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    """See octavo.cli.main."""
+def read(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, for ``run``.
+
+    ``holds_signals``: the command begins with SIGTERM and SIGINT held, and lets them through when it has handlers.
+
+    Raises:
+        SystemExit: it is wrong (2), or only asks for help or the version (0).
+    """
+
+    def show_help(_: argparse.Namespace) -> int:
+        parser.print_help()
+        return 0
+
     parser = Parser(prog="octavo", description="An LLM inference and serving engine.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"octavo {octavo.__version__}")
+    parser.set_defaults(run=show_help, holds_signals=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in _COMMANDS:
         command.add_parser(commands)
@@ -33,9 +46,11 @@ def run(argv: Sequence[str] | None = None) -> int:
     args, unknown = parser.parse_known_args(words)
     if unknown:
         chosen.refuse(unknown)
-    if not hasattr(args, "run"):
-        parser.print_help()
-        return 0
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns the exit code, see octavo.cli.main."""
     try:
         envs.log_level(), envs.log_format()  # a command that never logs should refuse them, too
         code: int = args.run(args)

@@ -34,7 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     ServerConfig.add_cli_args(parser, {"reasoning_parser": ("auto", "none", *REASONING_PARSERS)}, groups=["answer"])
     EngineArgs.add_cli_args(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, holds_signals=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     with early_engine() if own_process else contextlib.nullcontext():
         from octavo.entrypoints.batch import BatchOptions, run_batch
 
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))  # held so far
         return run_batch(
             engine_args, BatchOptions(input_file=args.input_file, output_file=args.output_file, answer=answer)
         )

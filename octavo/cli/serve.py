@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 from octavo import envs
-from octavo.cli.signals import ending_signals_held
 from octavo.config import EngineArgs, ServerConfig
 from octavo.logging import set_log_format
 from octavo.parsers import REASONING_PARSERS
@@ -30,7 +29,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     ServerConfig.add_cli_args(parser, {"reasoning_parser": ("auto", "none", *REASONING_PARSERS)})
     EngineArgs.add_cli_args(parser)
-    parser.set_defaults(run=run, usage_error=parser.error)
+    parser.set_defaults(run=run, holds_signals=True, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,14 +38,13 @@ def run(args: argparse.Namespace) -> int:
     engine_args, server_config = EngineArgs.from_cli_args(args), ServerConfig.from_cli_args(args)
     if server_config.logs.log_format is not None:
         set_log_format(server_config.logs.log_format)
-    with ending_signals_held():
-        from octavo.engine import early_engine
+    from octavo.engine import early_engine
 
-        own_process = envs.enable_multiprocessing(default=True)
-        with early_engine() if own_process else contextlib.nullcontext() as socket_dir:
-            from octavo.entrypoints import serve
+    own_process = envs.enable_multiprocessing(default=True)
+    with early_engine() if own_process else contextlib.nullcontext() as socket_dir:
+        from octavo.entrypoints import serve
 
-            return serve(engine_args, server_config, socket_dir)
+        return serve(engine_args, server_config, socket_dir)
 
 
 def _check_no_list_holds_it(args: argparse.Namespace) -> None:

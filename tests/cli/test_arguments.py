@@ -231,18 +231,82 @@ def test_reader_that_has_gone_is_no_traceback() -> None:
         assert "Traceback" not in process.stderr.read()
 
 
-def test_ctrl_c_while_the_command_is_being_imported_is_no_traceback() -> None:
-    code = (
-        "import os, signal, sys\n"
-        "class Interrupt:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'octavo.cli.commands': os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupt())\n"
-        "from octavo.cli import main\n"
-        "sys.exit(main(['--version']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+# Sends a signal while a module is being imported: between two imports; or within a callback that importlib itself has
+# for the end of one, where Python throws an exception away.
+SIGNAL_AT_IMPORT = """
+import os, signal, sys
+signum, module, where, held, *words = sys.argv[1:]
+if held == "no":
+    signal.pthread_sigmask = lambda *_: ()
+from octavo.cli import main
+
+def send():
+    sys.setprofile(None)
+    os.kill(os.getpid(), int(signum))
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != module:
+            return
+        if where == "between":
+            send()
+        else:
+            sys.setprofile(on_call)
+
+def on_call(frame, event, _):
+    if event == "call" and frame.f_code.co_name == "cb" and "importlib" in frame.f_code.co_filename:
+        send()
+
+sys.meta_path.insert(0, Finder())
+sys.exit(main(words))
+"""
+
+
+IMPORTS = {
+    "octavo.cli.commands": ["--version"],
+    "octavo.entrypoints.batch": ["run-batch", "-i", os.devnull, "-o", os.devnull, "--model", "none"],
+}
+
+
+def signal_at_import(signum: int, module: str, where: str, *, held: bool = True) -> "subprocess.CompletedProcess[str]":
+    words = [str(int(signum)), module, where, "yes" if held else "no", *IMPORTS[module]]
+    environment = os.environ | {"OCTAVO_ENABLE_MULTIPROCESSING": "0"}
+    command = [sys.executable, "-c", SIGNAL_AT_IMPORT, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+@pytest.mark.parametrize("where", ["between", "callback"])
+@pytest.mark.parametrize("module", IMPORTS)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_command_is_being_imported_is_its_exit_code_and_no_traceback(
+    signum: int, module: str, where: str
+) -> None:
+    done = signal_at_import(signum, module, where)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signum, "", "")
+
+
+def test_python_loses_a_ctrl_c_that_is_not_held() -> None:
+    """The control."""
+    done = signal_at_import(signal.SIGINT, "octavo.cli.commands", "callback", held=False)
+    assert (done.returncode, done.stdout) == (0, f"octavo {__version__}\n")
+    assert "Exception ignored" in done.stderr
+
+
+def test_a_command_that_holds_no_signals_begins_with_those_that_its_caller_had(
+    octavo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So do the processes that it starts."""
+    seen = []
+
+    def run(_: Any) -> int:
+        seen.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        return 0
+
+    monkeypatch.setattr("octavo.cli.collect_env._run", run)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert octavo("collect-env").code == 0
+    assert seen == [before]
+    assert signal.SIGINT not in before
 
 
 def test_a_signal_before_there_is_a_server_waits_for_it(
