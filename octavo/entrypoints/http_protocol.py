@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from octavo.config import LimitsConfig
 from octavo.entrypoints.access import RawHeaders
 from octavo.entrypoints.errors import UnavailableError, error_response
+from octavo.entrypoints.whole_answers import WholeAnswers
 
 __all__ = ["HttpProtocol"]
 
@@ -210,6 +211,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.transport = WholeAnswers(cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
