@@ -151,8 +151,10 @@ class Tokenizer:
         return spans
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Text of the ids; ids without a token add nothing."""
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        """Text of the ids; ids without a token add nothing. Lets other threads run meanwhile."""
+        # Of the library's ways to decode, only the batched one lets them.
+        (text,) = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        return text
 
     def decode_token(self, token_id: int) -> str:
         """What the token adds to a text that has begun, special or not; U+FFFD for parts of characters."""

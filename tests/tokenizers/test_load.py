@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -271,6 +272,26 @@ def test_many_threads_may_use_one_tokenizer(write_folder: Write, backend: tokeni
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(use, texts)) == expected
+
+
+def turns_beside(work: Callable[[], Any]) -> int:
+    """How often this thread goes on while another one works."""
+    turns = 0
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        while not done.done():
+            time.sleep(0.001)
+            turns += 1
+    done.result()
+    return turns
+
+
+def test_long_texts_let_other_threads_go_on(write_folder: Write, backend: tokenizers.Tokenizer) -> None:
+    tokenizer = load_tokenizer(write_folder(backend))
+    ids = tokenizer.encode("a long text " * 50_000)
+    alone = turns_beside(lambda: backend.decode(ids))  # the control: nobody else goes on
+    assert turns_beside(lambda: tokenizer.decode(ids)) > 10 + alone
+    assert turns_beside(lambda: tokenizer.encode("a long text " * 50_000)) > 10 + alone
 
 
 def test_only_the_spans_that_a_template_wrote_are_special_tokens(

@@ -28,6 +28,7 @@ __all__ = ["OpenAIServingDetokenization", "OpenAIServingTokenization"]
 
 # Longer than any context, so that a text that does not fit can be counted; as long as a chat may be.
 _MOST_CHARS = _MOST_IDS = 1 << 22
+_SLICE = 1 << 16
 
 
 class OpenAIServingTokenization:
@@ -107,14 +108,20 @@ class OpenAIServingDetokenization:
     async def create(self, request: DetokenizeRequest, request_id: str, arrival_time: float) -> Answer:
         """The text of the ids, special tokens included."""
         self._models.served_name(request.model)
-        token_ids, vocab_size = request.tokens, self._engine.config.model.vocab_size
+        token_ids = request.tokens
         if not token_ids:
             raise RequestError("tokens must not be empty", param="tokens")
         if len(token_ids) > _MOST_IDS:
             raise RequestError(f"tokens must be at most {_MOST_IDS} ids, got {len(token_ids)}", param="tokens")
-        low, high = min(token_ids), max(token_ids)
-        if low < 0 or high >= vocab_size:
-            message = f"tokens must be ids of the vocabulary, 0 to {vocab_size - 1}; got {low if low < 0 else high}"
-            raise RequestError(message, param="tokens")
-        text = await asyncio.to_thread(self._engine.tokenizer.decode, token_ids, False)
-        return Answer(Detokenized(text))
+        return Answer(Detokenized(await asyncio.to_thread(self._text_of, token_ids)))
+
+    def _text_of(self, token_ids: list[int]) -> str:
+        """In a thread: there may be millions, which are looked at in pieces so that others get their turn."""
+        vocab_size = self._engine.config.model.vocab_size
+        for begin in range(0, len(token_ids), _SLICE):
+            ids = token_ids[begin : begin + _SLICE]
+            low, high = min(ids), max(ids)
+            if low < 0 or high >= vocab_size:
+                message = f"tokens must be ids of the vocabulary, 0 to {vocab_size - 1}; got {low if low < 0 else high}"
+                raise RequestError(message, param="tokens")
+        return self._engine.tokenizer.decode(token_ids, skip_special_tokens=False)
