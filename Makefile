@@ -40,8 +40,9 @@ $(VENV)/.octavo-dev: $(BIN)/python pyproject.toml tools/install.py $(NATIVE)
 serve: $(VENV)/.octavo
 	@exec $(BIN)/octavo serve --port $(PORT)
 
+# Compiled modules are kept, whatever the environment says: the tests start some two hundred processes of octavo's.
 test: check
-	$(BIN)/python -m pytest
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 # Clients of the server, in a virtual environment and a node_modules of their own.
 test-clients: $(VENV)/.octavo $(CLIENTS)/.installed tests/clients/node_modules/.package-lock.json

@@ -17,7 +17,15 @@ from octavo.logging import say
 
 __all__ = ["read", "run"]
 
-_COMMANDS = (serve, chat, complete, pull, run_batch, bench, collect_env)
+_COMMANDS = {
+    "serve": serve,
+    "chat": chat,
+    "complete": complete,
+    "pull": pull,
+    "run-batch": run_batch,
+    "bench": bench,
+    "collect-env": collect_env,
+}
 
 
 def read(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -37,9 +45,10 @@ def read(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"octavo {octavo.__version__}")
     parser.set_defaults(run=show_help, holds_signals=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in _COMMANDS:
-        command.add_parser(commands)
     words = dashed(sys.argv[1:] if argv is None else argv)
+    asked = _COMMANDS.get(words[0]) if words else None
+    for command in _COMMANDS.values() if asked is None else (asked,):  # all their flags take long to declare
+        command.add_parser(commands)
     chosen: Parser = commands.choices.get(words[0], parser) if words else parser
     words = join_dotted(words, chosen.error)
     take_config_file(chosen, words)

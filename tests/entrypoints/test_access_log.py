@@ -182,7 +182,7 @@ def test_no_path_forges_a_line_or_a_field(logged: Any, access: Kept, path: str) 
     assert line.count("\n") == 0
     assert line.count('"') == 2
     assert line.count(" request_id=") == 1
-    assert "INFO 12" not in line
+    assert "INFO 12" not in line.removeprefix("INFO ")  # at noon, too
     assert len(line) < 600
 
 

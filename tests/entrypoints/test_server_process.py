@@ -12,7 +12,16 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.faults.server_process import START_SECONDS, Server, Stream, error_in, is_running, send_request, wait_until
+from tests.faults.server_process import (
+    START_SECONDS,
+    Server,
+    Stream,
+    blocked_signals,
+    error_in,
+    is_running,
+    send_request,
+    wait_until,
+)
 
 LENGTH = 8192
 
@@ -79,6 +88,10 @@ def test_front_end_does_not_load_torch(shared: Server) -> None:
 
     assert not has_torch(shared.process.pid)
     assert has_torch(shared.engine_pid)  # the control
+
+
+def test_a_server_that_is_ready_holds_no_signal(shared: Server) -> None:
+    assert blocked_signals(shared.process.pid) == set()
 
 
 def test_client_that_goes_away_frees_its_streamed_request(shared: Server) -> None:

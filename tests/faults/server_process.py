@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ __all__ = [
     "START_SECONDS",
     "Server",
     "Stream",
+    "blocked_signals",
     "error_in",
     "is_free",
     "is_running",
@@ -54,6 +56,13 @@ def is_running(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def blocked_signals(pid: int) -> set[int]:
+    """Of SIGTERM and SIGINT, those that the process's first thread holds; what it starts inherits that."""
+    words = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    mask = int(words["SigBlk"], 16)
+    return {number for number in (signal.SIGTERM, signal.SIGINT) if mask >> (number - 1) & 1}
 
 
 def is_free(port: int) -> bool:

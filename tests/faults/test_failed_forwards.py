@@ -1,8 +1,10 @@
 """A forward that fails or computes NaN, in the replayed steps of a real server: that batch ends with an error, and the
 engine recovers or ends. Never a wrong text, and nothing of it in the prefix cache."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,13 +31,21 @@ def test_a_forward_that_fails_ends_its_batch_with_an_error_and_the_server(
     assert server.left_nothing()
 
 
+FLAGS = ("--max-num-batched-tokens", "40")  # the prompt takes two steps
+
+
+@pytest.fixture(scope="module")
+def right(tiny_llama_dir: Path) -> Any:
+    """What a server without a fault answers."""
+    with contextlib.closing(Server(str(tiny_llama_dir), *FLAGS)) as server:
+        return server.wait_ready().complete(prompt=PROMPT, max_tokens=8).json()["choices"]
+
+
 @pytest.mark.parametrize("fault", ["nan 3", "nan-kv 3", "nan-kv 1", "nan-kv 2"])
 def test_nan_ends_its_request_with_an_error_and_the_next_answer_is_right(
-    start: Callable[..., Server], tmp_path: Path, fault: str
+    start: Callable[..., Server], tmp_path: Path, right: Any, fault: str
 ) -> None:
-    flags = ("--max-num-batched-tokens", "40")  # the prompt takes two steps
-    right = start(*flags).wait_ready().complete(prompt=PROMPT, max_tokens=8).json()["choices"]
-    server = start(*flags, env=planted(tmp_path, fault)).wait_ready()
+    server = start(*FLAGS, env=planted(tmp_path, fault)).wait_ready()
     failed = server.complete(prompt=PROMPT, max_tokens=8)
     assert failed.status_code == 500, failed.text
     assert failed.json()["error"]["type"] == "InternalServerError"

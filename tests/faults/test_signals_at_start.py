@@ -3,22 +3,14 @@
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.faults.server_process import NOTICED_SECONDS, START_SECONDS, Server, wait_until
+from tests.faults.server_process import NOTICED_SECONDS, START_SECONDS, Server, blocked_signals, wait_until
 
 # Seconds from when octavo holds signals, which is what it begins with, to when the model is loading. What is before
 # that is the interpreter's own start.
 MOMENTS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.8, 1.2)
-
-
-def blocked_signals(pid: int) -> set[int]:
-    """Of the first thread."""
-    words = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    mask = int(words["SigBlk"], 16)
-    return {number for number in (signal.SIGTERM, signal.SIGINT) if mask >> (number - 1) & 1}
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -34,7 +26,3 @@ def test_a_signal_at_any_moment_of_the_start(start: Callable[..., Server], signu
         assert code == expected, (seconds, code, server.lines)
         assert server.said("Traceback") is None, (seconds, server.lines)
         assert wait_until(server.left_nothing, NOTICED_SECONDS), (seconds, server.left())
-
-
-def test_a_server_that_is_ready_holds_no_signal(start: Callable[..., Server]) -> None:
-    assert blocked_signals(start().wait_ready().process.pid) == set()

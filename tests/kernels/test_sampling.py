@@ -1,6 +1,7 @@
 """The sampling kernel on every level: what the torch definition gives, in the same bits whatever the rows beside a row
 and however many threads; each row for itself."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -73,7 +74,7 @@ def assert_same(found: SamplerOutput, expected: SamplerOutput) -> None:
         other = expected.logprobs[row]
         assert (logprobs.token_ids, logprobs.ranks) == (other.token_ids, other.ranks)
         assert logprobs.sampled_rank == other.sampled_rank
-        assert logprobs.logprobs == pytest.approx(other.logprobs, abs=4e-6)
+        np.testing.assert_allclose(logprobs.logprobs, other.logprobs, rtol=0, atol=4e-6, equal_nan=False)
 
 
 # against the definition ---------------------------------------------------------------------------------------------
@@ -106,9 +107,7 @@ FILTERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
-@pytest.mark.parametrize("vocab_size", SIZES)
-def test_every_filter_draws_what_the_definition_draws(vocab_size: int, filters: dict[str, Any]) -> None:
+def rows_to_filter(vocab_size: int) -> torch.Tensor:
     """Peaked, even, flat, tied and extreme rows."""
     count = 24
     logits = random_logits(count, vocab_size, seed=vocab_size)
@@ -120,8 +119,23 @@ def test_every_filter_draws_what_the_definition_draws(vocab_size: int, filters: 
     logits[20:22] *= 1e30
     logits[22] = -0.0
     logits[22, ::2] = 0.0
-    metadata = demands(count, temperature=0.9, seed=np.arange(count), **filters)
-    assert_same(Sampler()(logits, metadata), torch_definition.sample(logits.clone(), metadata))
+    return logits
+
+
+def demands_to_filter(filters: int) -> SamplingMetadata:
+    return demands(24, temperature=0.9, seed=np.arange(24), **FILTERS[filters])
+
+
+@functools.cache  # the same for all levels
+def filtered(vocab_size: int, filters: int) -> SamplerOutput:
+    return torch_definition.sample(rows_to_filter(vocab_size), demands_to_filter(filters))
+
+
+@pytest.mark.parametrize("filters", range(len(FILTERS)), ids=lambda filters: str(FILTERS[filters]))
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_every_filter_draws_what_the_definition_draws(vocab_size: int, filters: int) -> None:
+    found = Sampler()(rows_to_filter(vocab_size), demands_to_filter(filters))
+    assert_same(found, filtered(vocab_size, filters))
 
 
 def test_control_another_parameter_draws_another_token() -> None:
@@ -144,9 +158,11 @@ def test_the_random_numbers_are_those_of_the_definition() -> None:
     assert found.tolist() == (uniforms(seed, choice, position) * vocab_size).astype(np.int64).tolist()
 
 
-@pytest.mark.parametrize("vocab_size", SIZES)
-@pytest.mark.parametrize("num_logprobs", [0, 1, 5, 700, 10**6])
-def test_listed_logprobs_are_those_of_the_definition(vocab_size: int, num_logprobs: int) -> None:
+def listings(
+    sample: Callable[..., SamplerOutput], score: Callable[..., SamplerOutput], *case: int
+) -> list[SamplerOutput]:
+    """What ``sample`` and ``score`` list for (vocabulary, number of logprobs)."""
+    vocab_size, num_logprobs = case
     logits = random_logits(5, vocab_size, seed=1)
     logits[1] = logits[1].round()
     logits[2] = 3.0
@@ -154,11 +170,22 @@ def test_listed_logprobs_are_those_of_the_definition(vocab_size: int, num_logpro
     logits[4, vocab_size // 2] = INF
     named = {0: np.array([0, vocab_size - 1, 0, vocab_size // 2]), 1: np.arange(min(vocab_size, 1024))[::-1].copy()}
     metadata = demands(5, temperature=0.8, num_logprobs=num_logprobs, seed=np.arange(5))
-    for each in (metadata, replace(metadata, logprob_token_ids=named)):
-        assert_same(Sampler()(logits, each), torch_definition.sample(logits.clone(), each))
-    token_ids = np.arange(5) % vocab_size
-    scored = Sampler.score(logits, token_ids, metadata.num_logprobs)
-    assert_same(scored, torch_definition.score(logits, token_ids, metadata.num_logprobs))
+    wanted = (metadata, replace(metadata, logprob_token_ids=named))
+    listed = [sample(logits.clone(), each) for each in wanted]
+    return [*listed, score(logits, np.arange(5) % vocab_size, metadata.num_logprobs)]
+
+
+@functools.cache  # the same for all levels
+def defined_listings(vocab_size: int, num_logprobs: int) -> list[SamplerOutput]:
+    return listings(torch_definition.sample, torch_definition.score, vocab_size, num_logprobs)
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize("num_logprobs", [0, 1, 5, 700, 10**6])
+def test_listed_logprobs_are_those_of_the_definition(vocab_size: int, num_logprobs: int) -> None:
+    found = listings(Sampler(), Sampler.score, vocab_size, num_logprobs)
+    for each, expected in zip(found, defined_listings(vocab_size, num_logprobs), strict=True):
+        assert_same(each, expected)
 
 
 # the same bits ------------------------------------------------------------------------------------------------------
