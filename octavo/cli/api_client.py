@@ -91,7 +91,14 @@ class ApiClient:
                 message = _message(response.json())
             except ValueError:
                 message = response.text[:200] or response.reason_phrase
-            raise ApiError(f"the server says: {message} (HTTP {response.status_code})")
+            raise ApiError(f"the server says: {message} (HTTP {response.status_code}){self._hint(response)}")
+
+    def _hint(self, response: httpx.Response) -> str:
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            return "; a key is given with --api-key"
+        if response.status_code == httpx.codes.NOT_FOUND and not self._url.endswith("/v1"):
+            return f"; --url most often ends in /v1: {self._url}/v1"
+        return ""
 
     def _foreign(self, route: str) -> ApiError:
         return ApiError(f"{self._url}/{route} does not answer as an OpenAI-compatible server does; see --url")

@@ -32,7 +32,7 @@ def remarks(ignored: list[str], answer: Answer) -> dict[str, str]:
 
 def _header_list(names: list[str]) -> str:
     """Names as a header's value, whatever characters they are made of."""
-    shown = [quote(name[:_LONGEST], safe="")[:_LONGEST] for name in itertools.islice(names, _MOST_SHOWN)]
+    shown = [quote(name[:_LONGEST], safe="[]")[:_LONGEST] for name in itertools.islice(names, _MOST_SHOWN)]
     if len(names) > len(shown):
         shown.append(f"and {len(names) - len(shown)} more")
     return ", ".join(shown)

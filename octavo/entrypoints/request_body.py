@@ -161,6 +161,8 @@ async def _read(request: Request, max_bytes: int, take: Callable[[int], None]) -
 
 def _explained(body: bytes, error: msgspec.MsgspecError) -> SchemaError:
     """Names the field, where the fault is a number that JSON or this server does not have."""
+    if not body.strip():
+        return SchemaError("the request body is empty; a JSON object was expected")
     if len(body) <= _LONGEST_DIAGNOSED:
         try:
             value = json.loads(body)  # takes NaN, Infinity and 1e999

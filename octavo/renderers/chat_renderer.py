@@ -7,7 +7,6 @@ import re
 from typing import Any, NamedTuple
 
 import jinja2
-import jinja2.meta
 
 from octavo.errors import CheckpointError, ConfigError, RequestError
 from octavo.renderers.bounds import TemplateLimitError
@@ -15,6 +14,7 @@ from octavo.renderers.hidden_names import HiddenNames, SpecialNames
 from octavo.renderers.messages import check_text, plain_messages, plain_settings
 from octavo.renderers.sandbox import TemplateRefusalError, TemplateSandbox, run_bounded
 from octavo.renderers.template_cache import TemplateCache
+from octavo.renderers.template_reads import TemplateReads
 from octavo.tokenizers import Tokenizer
 
 __all__ = ["ChatRenderer", "RenderedPrompt"]
@@ -27,11 +27,13 @@ class RenderedPrompt(NamedTuple):
 
     Attributes:
         unread: names of the variables that were given for the template, and that the model's template never reads.
+        unread_fields: of the messages, likewise: each once, with the index of the first message that has it.
     """
 
     text: str
     token_ids: list[int]
     unread: list[str]
+    unread_fields: list[tuple[int, str]]
 
 
 class ChatRenderer:
@@ -52,12 +54,12 @@ class ChatRenderer:
         self._names = SpecialNames(tokenizer)
         self._sent_templates = TemplateCache()
         self._template: jinja2.Template | None = None
-        self._read_names: set[str] = set()
+        self._reads: TemplateReads | None = None
         if self.chat_template is not None:
             try:
                 sandbox = TemplateSandbox()
                 self._template = sandbox.from_string(self.chat_template)
-                self._read_names = jinja2.meta.find_undeclared_variables(sandbox.parse(self.chat_template))
+                self._reads = TemplateReads(sandbox.parse(self.chat_template))
             except Exception as error:  # also what Python says of the code that Jinja makes
                 line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
                 message = f"the chat template is not valid{line}: {' '.join(str(error).split())[:300]}"
@@ -109,12 +111,15 @@ class ChatRenderer:
         check_text(text, "what the chat template wrote")
         if continue_final_message:
             text = _up_to_mark(text, hidden.end_mark)
-        # Who sends a template knows what it reads.
-        unread = [] if chat_template is not None else [name for name in settings if name not in self._read_names]
-        if not hidden.names:
-            return RenderedPrompt(text, self._tokenizer.encode_rendered(text), unread)
-        text, written = hidden.restore(text)
-        return RenderedPrompt(text, self._tokenizer.encode_rendered(text, written), unread)
+        unread: list[str] = []
+        unread_fields: list[tuple[int, str]] = []
+        if chat_template is None and self._reads is not None:  # who sends a template knows what it reads
+            unread = [name for name in settings if name not in self._reads.variables]
+            unread_fields = self._reads.unread_fields(messages)
+        written = None
+        if hidden.names:
+            text, written = hidden.restore(text)
+        return RenderedPrompt(text, self._tokenizer.encode_rendered(text, written), unread, unread_fields)
 
 
 def _mark_end(messages: list[dict[str, Any]], mark: str) -> None:

@@ -1,5 +1,6 @@
 """Checks a chat's messages and copies them, so that a template sees plain data of its own."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,8 @@ from octavo.errors import RequestError
 __all__ = ["check_text", "plain_messages", "plain_settings"]
 
 _MAX_DEPTH = 32
+# It stands between special tokens, and may be part of their names: no text that ends one and begins another.
+_ROLE = re.compile(r"[\w.-]{1,64}")
 
 
 def plain_messages(messages: Any, change: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -26,8 +29,8 @@ def _message(message: Any, where: str, change: Callable[[str], str]) -> dict[str
     if not isinstance(message, dict):
         raise _wrong(f"{where} must be an object with role and content")
     role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise _wrong(f"{where}.role must be a string such as user, assistant or system")
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise _wrong(f"{where}.role must be a word such as user, assistant or system")
     content = _content(message.get("content"), f"{where}.content")
     if content is None and not message.get("tool_calls"):
         raise _wrong(f"{where}.content is missing; it must be a string or a list of text parts")

@@ -118,6 +118,17 @@ def test_refusal_is_shown_with_its_reason(octavo: Callable[..., Any], fake: Any,
     assert done.err == f"octavo: error: the server says: {fake.error[1]} (HTTP 503)\n"
 
 
+def test_refusal_for_want_of_a_key_or_of_the_right_address_says_which_flag_helps(
+    octavo: Callable[..., Any], fake: Any
+) -> None:
+    fake.error = (401, "Unauthorized")
+    assert octavo("complete", "x", "--url", fake.url).err.endswith("(HTTP 401); a key is given with --api-key\n")
+    fake.error = (404, "Not Found")
+    base = fake.url.removesuffix("/v1")
+    assert octavo("complete", "x", "--url", base).err.endswith(f"(HTTP 404); --url most often ends in /v1: {base}/v1\n")
+    assert octavo("complete", "x", "--url", fake.url).err.endswith("(HTTP 404)\n")
+
+
 def test_refused_question_in_a_script_ends_it(spawn: Callable[..., Any], fake: Any) -> None:
     chat = spawn("chat", "--url", fake.url, "--model", "m")
     fake.error = (400, "too long")

@@ -29,6 +29,12 @@ def test_a_body_that_is_no_json_object_is_refused(server: Any, error: Error, pat
     assert error(server.post(path, body), 400)["type"] == "Bad Request"
 
 
+def test_an_empty_body_is_said_to_be_empty(server: Any, error: Error) -> None:
+    for body in (b"", b" \n"):
+        response = server.post("/v1/completions", body)
+        assert "is empty" in error(response, 400)["message"]
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -119,6 +119,13 @@ def test_variables_that_the_template_never_reads_are_named_in_the_header(server:
         assert ignored == "chat_template_kwargs.enable_thinking, chat_template_kwargs.zzz"
 
 
+def test_fields_of_messages_that_the_template_never_reads_are_named_in_the_header(server: Any) -> None:
+    messages = [{"role": "user", "content": "a", "reasoning": None}, {"role": "assistant", "content": "b", "nam": "x"}]
+    assert server.chat(messages=messages).headers["x-octavo-ignored"] == "messages[1].nam"
+    del messages[1]["nam"]
+    assert "x-octavo-ignored" not in server.chat(messages=messages).headers
+
+
 def test_an_error_names_the_field_that_the_client_used(server: Any, error: Callable[..., Any]) -> None:
     error(server.chat(max_tokens=None, max_completion_tokens=0), 400, "max_completion_tokens")
     error(server.chat(logprobs=True, top_logprobs=21), 400, "top_logprobs")

@@ -149,7 +149,7 @@ def test_a_variable_that_is_no_json_names_its_field(tokenizer: Tokenizer, settin
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize("where", ["documents", "role", "key", "spread"])
+@pytest.mark.parametrize("where", ["documents", "key", "spread"])
 def test_the_bound_on_characters_is_on_all_of_them_together(tokenizer: Tokenizer, where: str) -> None:
     renderer = ChatRenderer(tokenizer, CHATML)
     text = "a" * 1_500_000
@@ -158,8 +158,6 @@ def test_the_bound_on_characters_is_on_all_of_them_together(tokenizer: Tokenizer
     settings: dict[str, Any] = {}
     if where == "documents":
         settings["documents"] = [{"text": text}]
-    elif where == "role":
-        messages[0]["role"] = text
     elif where == "key":
         messages[0][text] = "x"
     else:

@@ -258,9 +258,9 @@ class _Batch:
 
     def _summary(self, seconds: float, is_whole: bool) -> str:
         counts = self._counts
-        parts = [f"{counts['answered']} answered"]
+        parts = [f"{counts['answered'] - counts['failed']} answered"]
         if counts["failed"]:
-            parts[0] += f" ({counts['failed']} with an error)"
+            parts.append(f"{counts['failed']} ended with an error")
         if counts["for now"]:
             parts.append(f"{counts['for now']} of those may succeed another time: the same command asks them again")
         if counts["tries"]:

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 from octavo.entrypoints.openai.protocol import GenerationRequest, Objects
 from octavo.entrypoints.openai.unsupported import CHAT_ONLY, COMMON, refuse_unsupported
 from octavo.errors import RequestError
+from octavo.renderers import RenderedPrompt
 from octavo.types import SamplingParams
 
 __all__ = ["ChatCompletionRequest", "ChatFields", "message_text", "plain_messages", "render_options", "unread_fields"]
@@ -132,9 +133,16 @@ def render_options(request: ChatFields, trust_template: bool) -> dict[str, Any]:
     }
 
 
-def unread_fields(names: list[str]) -> tuple[str, ...]:
-    """Fields of a request whose variables the chat template never reads."""
-    return tuple(name if name == "documents" else f"chat_template_kwargs.{name}" for name in names)
+def unread_fields(request: ChatFields, rendered: RenderedPrompt) -> tuple[str, ...]:
+    """Fields of a request that the chat template never reads."""
+    variables = [name if name == "documents" else f"chat_template_kwargs.{name}" for name in rendered.unread]
+    # plain_messages() gives earlier reasoning under two names: one that is read is enough.
+    reads_reasoning = not {"reasoning", "reasoning_content"} <= {name for _, name in rendered.unread_fields}
+    return *variables, *(
+        f"messages[{index}].{name}"
+        for index, name in rendered.unread_fields
+        if name in request.messages[index] and not (name == "reasoning" and reads_reasoning)
+    )
 
 
 def _own_template(request: ChatFields, variables: dict[str, Any], trust_template: bool) -> str | None:

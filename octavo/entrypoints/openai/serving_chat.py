@@ -87,5 +87,5 @@ class OpenAIServingChat:
         if self._request_logger is not None:
             outputs = self._request_logger.follow(outputs)
         content = answer.stream(outputs) if request.stream else await answer.collect(outputs)
-        unread = unread_fields(rendered.unread)
+        unread = unread_fields(request, rendered)
         return Answer(content, inputs.num_truncated_prompt_tokens, unread, answer.token_count, answer.has_tables)

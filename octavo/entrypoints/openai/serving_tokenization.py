@@ -60,7 +60,7 @@ class OpenAIServingTokenization:
         unread: tuple[str, ...] = ()
         if isinstance(request, TokenizeChatRequest):
             rendered = await self._render(plain_messages(request), **render_options(request, self._trust_template))
-            token_ids, unread = rendered.token_ids, unread_fields(rendered.unread)
+            token_ids, unread = rendered.token_ids, unread_fields(request, rendered)
         else:
             if len(request.prompt) > _MOST_CHARS:
                 message = f"prompt must have at most {_MOST_CHARS} characters, got {len(request.prompt)}"
