@@ -73,7 +73,7 @@ void ThreadPool::run_shared(int64_t pieces, Call call, const void* context) {
   context_ = context;
   pieces_ = pieces;
   next_.store(0, std::memory_order_relaxed);
-  busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  open_.store(true);
   {
     // Under the lock, so that a worker cannot fall asleep between its last look and this.
     std::unique_lock<std::mutex> lock(sleep_);
@@ -84,12 +84,14 @@ void ThreadPool::run_shared(int64_t pieces, Call call, const void* context) {
     }
   }
   work_off();
-  for (int looks = 0; busy_.load(std::memory_order_acquire) > 0; ++looks) {
+  // Who has not come by now, because it sleeps or its core is another process's, need not come any more.
+  open_.store(false);
+  for (int looks = 0; inside_.load() > 0; ++looks) {
     // A worker may have lost its core to another process: give it ours.
     if (looks < 1 << 14) relax();
     else std::this_thread::yield();
   }
-  // All have finished: nobody else touches failure_ now.
+  // All have left: nobody else touches failure_ now.
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
@@ -119,8 +121,11 @@ void ThreadPool::live(uint64_t seen) {
     }
     seen = generation_.load(std::memory_order_acquire);
     if (stop_.load(std::memory_order_relaxed)) return;
-    work_off();
-    busy_.fetch_sub(1, std::memory_order_release);
+    // First in, then a look whether it is open, as the caller first closes and then looks who is in (both in one order
+    // for all threads): so either it is seen, or it sees that it is too late.
+    inside_.fetch_add(1);
+    if (open_.load()) work_off();
+    inside_.fetch_sub(1);
   }
 }
 

@@ -63,12 +63,13 @@ class ThreadPool {
   std::mutex one_at_a_time_;
   std::vector<std::thread> workers_;  // under one_at_a_time_
 
-  // The job. Written by the caller while no worker is in it, published by `generation_`.
+  // The job. Written by the caller while no worker is in it, published by `open_`.
   Call call_ = nullptr;
   const void* context_ = nullptr;
   int64_t pieces_ = 0;
   std::atomic<int64_t> next_{0};
-  std::atomic<int> busy_{0};  // workers that have not finished with the job
+  std::atomic<bool> open_{false};
+  std::atomic<int> inside_{0};  // workers
   std::atomic<uint64_t> generation_{0};
 
   std::mutex sleep_;
