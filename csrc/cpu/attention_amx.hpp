@@ -34,47 +34,71 @@ OCTAVO_INLINE __m512 power_of_two(__m512 x) {
   return _mm512_maskz_scalef_ps(kAll, p, n);
 }
 
-// Sums of Rows tiles of 16 vectors and Blocks tiles of 16 columns: tiles 0 to 3. Of one row, tile 4 and three for columns;
-// of two, 4 and 5, and two for columns. What was read for the last time is cleared: see linear_amx.cpp.
-template <int Rows, int Blocks>
-struct Products {
-  template <int Row, int Block>
-  static constexpr int kSum = Rows == 1 ? Block : 2 * Row + Block;
-  template <int Block>
-  static constexpr int kColumns = Rows == 1 ? 5 + Block % 3 : 6 + Block;
-
-  // Calls work with the row and the block of each tile, as constants.
-  template <int Index = 0, typename Work>
+// Sums of a tile of 16 vectors and Blocks tiles of 16 columns in tiles 0 to 3; tile 4 is the vectors', 5 to 7 are the
+// columns' in turn. What was read for the last time is cleared: see linear_amx.cpp.
+template <int Blocks>
+struct OneRow {
+  // Calls work with each block, as a constant.
+  template <int Block = 0, typename Work>
   static OCTAVO_INLINE void each(const Work& work) {
-    work(std::integral_constant<int, Index % Rows>(), std::integral_constant<int, Index / Rows>());
-    if constexpr (Index + 1 < Rows * Blocks) each<Index + 1>(work);
+    work(std::integral_constant<int, Block>());
+    if constexpr (Block + 1 < Blocks) each<Block + 1>(work);
   }
 
   static OCTAVO_INLINE void begin() {
-    each([](auto row, auto block) { clear_tile<kSum<row, block>>(); });
+    each([](auto block) { clear_tile<block>(); });
   }
 
-  // rows: tiles that are `apart`, of rows `stride` bytes apart. columns(block): a tile of packed lines.
+  // rows: a tile, of rows `stride` bytes apart. columns(block): a tile of packed lines.
   template <typename Columns>
-  static OCTAVO_INLINE void add(const bf16* rows, int64_t apart, int64_t stride, const Columns& columns) {
+  static OCTAVO_INLINE void add(const bf16* rows, int64_t, int64_t stride, const Columns& columns) {
     load_tile<4>(rows, stride);
-    if constexpr (Rows == 2) load_tile<5>(rows + apart, stride);
-    each([&](auto row, auto block) {
-      if constexpr (row == 0) load_tile<kColumns<block>>(columns(block), 64);
-      multiply_tiles<kSum<row, block>, 4 + row, kColumns<block>>();
-      if constexpr (row + 1 == Rows) clear_tile<kColumns<block>>();
+    each([&](auto block) {
+      load_tile<5 + block % 3>(columns(block), 64);
+      multiply_tiles<block, 4, 5 + block % 3>();
+      clear_tile<5 + block % 3>();
     });
     clear_tile<4>();
-    if constexpr (Rows == 2) clear_tile<5>();
   }
 
   static OCTAVO_INLINE void end(float* sums, int64_t stride) {
-    each([&](auto row, auto block) {
-      store_tile<kSum<row, block>>(sums + row * kTileRows * stride + block * kLanes, stride * 4);
-      clear_tile<kSum<row, block>>();
+    each([&](auto block) {
+      store_tile<block>(sums + block * kLanes, stride * 4);
+      clear_tile<block>();
     });
   }
 };
+
+// The same for two tiles of vectors and one of columns: two sums at a time are faster than four.
+struct TwoRows {
+  static OCTAVO_INLINE void begin() {
+    clear_tile<0>();
+    clear_tile<1>();
+  }
+
+  // rows: tiles that are `apart`.
+  template <typename Columns>
+  static OCTAVO_INLINE void add(const bf16* rows, int64_t apart, int64_t stride, const Columns& columns) {
+    load_tile<6>(columns(0), 64);
+    load_tile<4>(rows, stride);
+    multiply_tiles<0, 4, 6>();
+    clear_tile<4>();
+    load_tile<5>(rows + apart, stride);
+    multiply_tiles<1, 5, 6>();
+    clear_tile<6>();
+    clear_tile<5>();
+  }
+
+  static OCTAVO_INLINE void end(float* sums, int64_t stride) {
+    store_tile<0>(sums, stride * 4);
+    clear_tile<0>();
+    store_tile<1>(sums + kTileRows * stride, stride * 4);
+    clear_tile<1>();
+  }
+};
+
+template <int Rows, int Blocks>
+using Products = std::conditional_t<Rows == 1, OneRow<Blocks>, TwoRows>;
 
 // The keys and values that a thread reads next, in groups of 16 positions: they are fetched while it puts others in pairs,
 // where more instructions than memory are in the way.
@@ -283,7 +307,7 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
   // Scores of Rows times 16 vectors and whole groups of 16 positions.
   template <int Rows>
   void score(int64_t base, int64_t low, int64_t high, const bf16* queries, Room& room) const {
-    constexpr int kBlocks = Rows == 1 ? 4 : 2;
+    constexpr int kBlocks = Rows == 1 ? 4 : 1;
     int64_t group = low;
     if (width_ == kLanes && size_ % kStepChannels == 0) {
       for (; group + (kBlocks - 1) * kLanes < high; group += kBlocks * kLanes) {
@@ -370,7 +394,7 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
   // sums[Rows times 16 vectors, padded_]: the weighted values, which are in pairs already, or (Fresh) are to be paired now.
   template <int Rows, bool Fresh>
   void add_values(int64_t base, int64_t low, int64_t high, const bf16* weights, Room& room, float* sums) const {
-    constexpr int kBlocks = Rows == 1 ? 4 : 2;
+    constexpr int kBlocks = Rows == 1 ? 4 : 1;
     int64_t channel = 0;
     for (; channel + kBlocks * kLanes <= padded_; channel += kBlocks * kLanes)
       add_channels<Rows, kBlocks, Fresh>(base, low, high, channel, weights, room, sums + channel);

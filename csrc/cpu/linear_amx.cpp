@@ -1,15 +1,23 @@
 // out = x · weightᵀ and what follows it (epilogue.hpp) with AMX tiles, for bf16 and any number of rows.
 //
 // A step multiplies 16 rows x 32 inputs (a tile of x) by 32 inputs x 16 outputs (a tile of weights: 16 packed lines, one
-// after the other in a block) and adds the products to a tile of sums. Each sum is made in one tile, its steps in
-// ascending order: a row has the same bits whatever rows share the tile. What follows the product (epilogue.hpp) is done
-// to a tile of sums between the steps of the next one: vectors and memory work while tiles are multiplied.
+// after the other in a block) and adds the products to a tile of sums. Each sum is made of the same steps in ascending
+// order: a row has the same bits whatever rows share the tile.
 //
-//   up to 16 rows: tiles 0-3 sums of four blocks │ 4 x │ 5-7 weights in turn
-//   more:          tiles 0, 1 sums of rows 0-15 and two blocks │ 2, 3 of rows 16-31 │ 4, 5 x │ 6, 7 weights
+//   up to 16 rows: tiles 0-3 sums of four blocks │ 4 x │ 5-7 weights in turn. Each thread streams a range of the weights
+//   more:          tiles 0, 1 sums of rows 0-15, 16-31 and one block │ 4, 5 x │ 6 weights
 //
-// A factor is cleared as soon as it was read for the last time. A processor has few tile registers beyond the eight that
-// have names, two threads of a core share them, and one that is zero takes none: a fifth to a half more products a second.
+// Of many rows, tiles come from the caches, and that is the limit: four loads of 1 KB from the second-level cache take
+// longer than four products. So 32 rows of x stay in the first-level cache (where they are too long for it, a part of the
+// inputs of each, and sums are stored and go on with the next part), and for them a group of weights, which stays in the
+// second-level cache, goes by without a place in the first (stream_tile). Meanwhile the next group is fetched.
+//
+//   group of weights ─┬─ 32 rows of x ─┬─ part of the inputs ─┬─ block of 16 outputs: two sums, a step after the other
+//                     ├─ the next 32   ├─ the next part       ├─ the next block
+//
+// A processor has few tile registers beyond the eight that have names, and two threads of a core share them: there are
+// two sums at a time, and a factor is cleared as soon as it was read for the last time, for a tile that is zero takes none.
+// Beside a busy thread of the same core that is a fifth faster than four sums, and twice as fast as nothing cleared.
 //
 // Tiles of x are read where x is. Of more than 16 rows the last tile ends with the last row, and has some rows again that
 // another tile has: the same sums, of which only the others are used. Where the last inputs do not fill a step, tiles of
@@ -34,13 +42,13 @@ constexpr int64_t kStepInputs = 32;
 constexpr int64_t kTileWords = 256;              // of 32 bits
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kPairRows = 2 * kTileRows;
-constexpr int64_t kInputsInCache = 1 << 20;      // bytes of inputs that stay in the second-level cache
-constexpr int64_t kFewestRows = 128;             // for which the weights are read again
-constexpr int64_t kTilesAhead = 8;               // of weights from memory
-constexpr int64_t kStepsBetween = 4;             // before some more of a pending tile is finished
-constexpr int64_t kFewRows = 4;                  // are finished at once
-
-enum class From { memory, cache };
+constexpr int64_t kTilesAhead = 8;              // that few rows fetch
+constexpr int64_t kStepsInCache = 20;           // of 32 rows: they stay in the first-level cache
+constexpr int64_t kWeightsInCache = 512 << 10;  // bytes that stay in the second-level cache
+constexpr int64_t kWeightsOnce = 144 << 10;     // bytes of a group that is read once
+constexpr int64_t kReadOnce = 384;              // rows up to which each weight is read by one thread only
+constexpr int64_t kTasks = 4;                   // a thread, or more: none is to wait long
+constexpr int64_t kSmallestChunk = 64;          // rows
 
 OCTAVO_INLINE void prefetch_tile(const void* at) {
   for (int64_t line = 0; line < kTileRows; ++line)
@@ -58,12 +66,12 @@ struct Rows {
   }
 };
 
-// What a pass over the inputs reads: rows, and blocks of weights, which are `block_words` apart. `tail`: where the last
-// inputs do not fill a step, the blocks' tiles for that step, or null; `tail_x`: those of the rows. `second`: rows from
-// the first tile to the second, less than 16 where they have rows in common.
+// ---- up to 16 rows
+
+// What a pass over all inputs reads: rows, and blocks of weights, which are `block_words` apart. `tail`: where the last
+// inputs do not fill a step, the blocks' tiles for that step, or null; `tail_x`: that of the rows.
 struct Pass {
   Rows x;
-  int64_t second;
   const uint32_t* weight;
   int64_t block_words;
   Rows tail_x;
@@ -71,211 +79,363 @@ struct Pass {
   int64_t whole_steps;
 };
 
-template <int RowTiles, int Blocks, int Block>
-OCTAVO_INLINE void multiply_block(const Rows& x, const uint32_t* weight, int64_t block_words) {
-  constexpr int kWeight = RowTiles == 2 ? 6 + Block : 5 + Block % 3;
+template <int Blocks, int Block>
+OCTAVO_INLINE void multiply_block(const uint32_t* weight, int64_t block_words) {
+  constexpr int kWeight = 5 + Block % 3;
   load_tile<kWeight>(weight + Block * block_words, kLineBytes);
   multiply_tiles<Block, 4, kWeight>();
-  if constexpr (RowTiles == 2) {
-    if constexpr (Block == 0) load_tile<5>(x.second, x.stride);
-    multiply_tiles<2 + Block, 5, kWeight>();
-  }
   clear_tile<kWeight>();
-  if constexpr (Block + 1 < Blocks) multiply_block<RowTiles, Blocks, Block + 1>(x, weight, block_words);
+  if constexpr (Block + 1 < Blocks) multiply_block<Blocks, Block + 1>(weight, block_words);
 }
 
-template <int RowTiles, int Blocks>
+template <int Blocks>
 OCTAVO_INLINE void multiply_step(const Rows& x, const uint32_t* weight, int64_t block_words) {
   load_tile<4>(x.first, x.stride);
-  multiply_block<RowTiles, Blocks, 0>(x, weight, block_words);
+  multiply_block<Blocks, 0>(weight, block_words);
   clear_tile<4>();
-  if constexpr (RowTiles == 2) clear_tile<5>();
 }
 
-// Calls work<row, block> for each tile of sums.
-template <int RowTiles, int Blocks, int Tile = 0, typename Work>
+// Calls work<block> for each tile of sums.
+template <int Blocks, int Block = 0, typename Work>
 OCTAVO_INLINE void each_sum(const Work& work) {
-  constexpr int kRow = Tile / Blocks, kBlock = Tile % Blocks;
-  work(std::integral_constant<int, 2 * kRow + kBlock>(), kRow, kBlock);
-  if constexpr (Tile + 1 < RowTiles * Blocks) each_sum<RowTiles, Blocks, Tile + 1>(work);
+  work(std::integral_constant<int, Block>());
+  if constexpr (Block + 1 < Blocks) each_sum<Blocks, Block + 1>(work);
 }
 
-// Sums, of rows `stride` apart, that wait for what follows the product.
-struct Pending {
-  void (*finish)(const Linear&, int64_t row, int64_t rows, int64_t block, int64_t blocks, const float*, int64_t stride);
-  int64_t row, rows, block, blocks;
-  const float* sums;
-  int64_t stride;
-  int64_t done;  // rows
-
-  OCTAVO_INLINE void some(const Linear& call, int64_t count) {
-    if (done == rows) return;
-    count = std::min(count, rows - done);
-    finish(call, row + done, count, block, blocks, sums + done * stride, stride);
-    done += count;
-  }
-};
-
-// (`finish` itself may have no address: it is the same name on every level.)
-template <typename Out>
-void finish_rows(const Linear& call, int64_t row, int64_t rows, int64_t block, int64_t blocks, const float* sums,
-                 int64_t stride) {
-  finish<bf16, Out>(call, row, rows, block, blocks, sums, stride);
-}
-
-// RowTiles tiles of rows and Blocks blocks, and meanwhile what is `pending`. sums: [16 * RowTiles][sums_words].
-template <int RowTiles, int Blocks, From Weights>
-void add_up(const Linear& call, const Pass& pass, float* sums, int64_t sums_words, Pending& pending) {
-  each_sum<RowTiles, Blocks>([&](auto tile, int, int) { clear_tile<decltype(tile)::value>(); });
+// A tile of rows and Blocks blocks. sums: [16][sums_words].
+template <int Blocks>
+void add_up(const Pass& pass, float* sums, int64_t sums_words) {
+  each_sum<Blocks>([&](auto tile) { clear_tile<decltype(tile)::value>(); });
   const int64_t whole = pass.whole_steps, steps = pass.block_words / kTileWords;
-  const int64_t turns = whole / kStepsBetween, share = turns == 0 ? 0 : (pending.rows + turns - 1) / turns;
   for (int64_t step = 0; step < whole; ++step) {
-    const uint32_t* weight = pass.weight + step * kTileWords;
-    if constexpr (Weights == From::memory) {
-      // At the end of these blocks, the beginning of those that come next.
-      const int64_t ahead = step + kTilesAhead;
-      const uint32_t* next = pass.weight + (ahead < steps ? ahead * kTileWords
-                                                          : Blocks * pass.block_words + (ahead - steps) * kTileWords);
-      for (int block = 0; block < Blocks; ++block) prefetch_tile(next + block * pass.block_words);
-    }
-    multiply_step<RowTiles, Blocks>(pass.x.step(step), weight, pass.block_words);
-    if (step % kStepsBetween == kStepsBetween - 1) pending.some(call, share);
+    // At the end of these blocks, the beginning of those that come next.
+    const int64_t ahead = step + kTilesAhead;
+    const uint32_t* next = pass.weight + (ahead < steps ? ahead * kTileWords
+                                                        : Blocks * pass.block_words + (ahead - steps) * kTileWords);
+    for (int block = 0; block < Blocks; ++block) prefetch_tile(next + block * pass.block_words);
+    multiply_step<Blocks>(pass.x.step(step), pass.weight + step * kTileWords, pass.block_words);
   }
-  if (pass.tail != nullptr) multiply_step<RowTiles, Blocks>(pass.tail_x, pass.tail, kTileWords);
-  pending.some(call, pending.rows);
-  each_sum<RowTiles, Blocks>([&](auto tile, int row, int block) {
-    store_tile<decltype(tile)::value>(sums + row * pass.second * sums_words + block * kLanes, sums_words * 4);
+  if (pass.tail != nullptr) multiply_step<Blocks>(pass.tail_x, pass.tail, kTileWords);
+  each_sum<Blocks>([&](auto tile) {
+    store_tile<decltype(tile)::value>(sums + decltype(tile)::value * kLanes, sums_words * 4);
   });
 }
 
-using AddUp = void (*)(const Linear&, const Pass&, float*, int64_t, Pending&);
+using AddUp = void (*)(const Pass&, float*, int64_t);
 
-template <From Weights>
-AddUp add_up_of(bool two_rows, int64_t blocks) {
-  if (two_rows) return blocks == 1 ? add_up<2, 1, Weights> : add_up<2, 2, Weights>;
+AddUp add_up_of(int64_t blocks) {
   switch (blocks) {
-    case 1: return add_up<1, 1, Weights>;
-    case 2: return add_up<1, 2, Weights>;
-    case 3: return add_up<1, 3, Weights>;
-    default: return add_up<1, 4, Weights>;
+    case 1: return add_up<1>;
+    case 2: return add_up<2>;
+    case 3: return add_up<3>;
+    default: return add_up<4>;
+  }
+}
+
+// What both kinds of product know of a call.
+struct Shape {
+  explicit Shape(const Linear& linear)
+      : call(linear),
+        blocks(blocks_of(linear)),
+        block_words((linear.in_size + 1) / 2 * kLanes),
+        whole_steps(linear.in_size / kStepInputs),
+        has_tail(linear.in_size % kStepInputs != 0),
+        layout(layout_of(linear.format, linear.span)) {}
+
+  const bf16* inputs(int64_t row) const { return static_cast<const bf16*>(call.x) + row * call.x_stride; }
+
+  // Where a tile begins that is to have this row and those after it: the last one of several begins earlier.
+  int64_t first_of(int64_t row) const { return std::max<int64_t>(0, std::min(row, call.rows - kTileRows)); }
+
+  Rows rows_of(int64_t row, bool two) const {
+    return {inputs(first_of(row)), inputs(first_of(two ? row + kTileRows : row)),
+            call.x_stride * static_cast<int64_t>(sizeof(bf16))};
+  }
+
+  // The last inputs of those rows, and zero. to: [32][32].
+  Rows copy_last_inputs(int64_t row, bool two, bf16* to) const {
+    const int64_t from = whole_steps * kStepInputs;
+    std::memset(to, 0, 2 * kTileBytes);
+    for (int64_t tile = 0; tile < (two ? 2 : 1); ++tile)
+      for (int64_t r = 0; r < std::min<int64_t>(kTileRows, call.rows); ++r)
+        std::memcpy(to + (tile * kTileRows + r) * kStepInputs, inputs(first_of(row + tile * kTileRows) + r) + from,
+                    static_cast<size_t>(call.in_size - from) * sizeof(bf16));
+    return {to, to + kTileRows * kStepInputs, kLineBytes};
+  }
+
+  // The last inputs' lines of a block, and zero: what follows them in the weight is another block's.
+  void copy_tail(const uint32_t* weight, uint32_t* tail) const {
+    const int64_t from = whole_steps * kTileWords;
+    std::memset(tail, 0, kTileBytes);
+    std::memcpy(tail, weight + from, static_cast<size_t>(block_words - from) * 4);
+  }
+
+  const uint32_t* weight(int64_t block) const { return static_cast<const uint32_t*>(call.weight) + block * block_words; }
+
+  const Linear& call;
+  int64_t blocks, block_words, whole_steps;
+  bool has_tail;
+  Layout layout;
+};
+
+template <typename Out>
+class FewRows {
+ public:
+  explicit FewRows(const Linear& call)
+      : shape_(call), panels_((shape_.blocks + kPanel - 1) / kPanel), ranges_(std::min<int64_t>(panels_, pool().size())) {}
+
+  void run() const {
+    pool().run(ranges_, [&](int64_t range) { stream(panels_ * range / ranges_, panels_ * (range + 1) / ranges_); });
+  }
+
+ private:
+  static constexpr int64_t kPanel = 4;
+
+  void stream(int64_t panel, int64_t end) const {
+    constexpr int64_t kSumsBytes = kTileRows * kPanel * kLanes * 4;
+    const bool widens = shape_.call.format != Format::plain;
+    const int64_t panel_bytes = widens ? kPanel * shape_.block_words * 4 + kTilesAhead * kTileBytes : 0;
+    char* memory = static_cast<char*>(scratch(kSumsBytes + panel_bytes));
+    float* sums = reinterpret_cast<float*>(memory);
+    uint32_t* widened = reinterpret_cast<uint32_t*>(memory + kSumsBytes);
+    alignas(64) bf16 tail_x[kPairRows * kStepInputs];
+    const Rows x = shape_.rows_of(0, false), last = shape_.has_tail ? shape_.copy_last_inputs(0, false, tail_x) : x;
+    const Tiles tiles(static_cast<int>(shape_.call.rows));
+    for (; panel < end; ++panel) multiply(panel * kPanel, x, last, sums, widened);
+  }
+
+  __attribute__((noinline)) void multiply(int64_t block, const Rows& x, const Rows& last, float* sums,
+                                          uint32_t* widened) const {
+    alignas(64) uint32_t tail[kPanel * kTileWords];
+    const int64_t blocks = std::min(kPanel, shape_.blocks - block);
+    const uint32_t* weight = shape_.weight(block);
+    if (shape_.call.format != Format::plain) {
+      widen_blocks(shape_.call, shape_.layout, block, blocks, widened);
+      weight = widened;
+    }
+    if (shape_.has_tail)
+      for (int64_t b = 0; b < blocks; ++b) shape_.copy_tail(weight + b * shape_.block_words, tail + b * kTileWords);
+    const Pass pass{x, weight, shape_.block_words, last, shape_.has_tail ? tail : nullptr, shape_.whole_steps};
+    add_up_of(blocks)(pass, sums, kPanel * kLanes);
+    finish<bf16, Out>(shape_.call, 0, shape_.call.rows, block, blocks, sums, kPanel * kLanes);
+  }
+
+  Shape shape_;
+  int64_t panels_, ranges_;
+};
+
+// ---- more rows
+
+// What a pass over some of the inputs reads: rows, and a block of weights. `tail`: where it ends with the last inputs and
+// those do not fill a step, the block's tile for that step, or null; `tail_x`: those of the rows. `second`: rows from the
+// first tile to the second, less than 16 where they have rows in common.
+struct Part {
+  Rows x;
+  int64_t second;
+  const uint32_t* weight;
+  Rows tail_x;
+  const uint32_t* tail;
+  int64_t steps;
+  bool begins;  // else the sums go on
+};
+
+// Weights that come next: with each step some lines of them are fetched into the second-level cache.
+struct Ahead {
+  const char* at;
+  const char* end;
+  int64_t lines;  // with each step
+
+  OCTAVO_INLINE void fetch() {
+    for (int64_t line = 0; line < lines && at < end; ++line, at += kLineBytes) __builtin_prefetch(at, 0, 2);
+  }
+};
+
+template <int RowTiles>
+OCTAVO_INLINE void multiply_rows(const Rows& x, const uint32_t* weight) {
+  stream_tile<6>(weight, kLineBytes);
+  load_tile<4>(x.first, x.stride);
+  multiply_tiles<0, 4, 6>();
+  clear_tile<4>();
+  if constexpr (RowTiles == 2) {
+    load_tile<5>(x.second, x.stride);
+    multiply_tiles<1, 5, 6>();
+  }
+  clear_tile<6>();
+  if constexpr (RowTiles == 2) clear_tile<5>();
+}
+
+// RowTiles tiles of rows and a block. sums: [16 * RowTiles][32].
+template <int RowTiles>
+void add_up_rows(const Part& part, float* sums, Ahead& ahead) {
+  constexpr int64_t kSumsBytes = kPairRows * 4;
+  float* second = sums + part.second * kPairRows;
+  if (part.begins) {
+    clear_tile<0>();
+    if constexpr (RowTiles == 2) clear_tile<1>();
+  } else {
+    load_tile<0>(sums, kSumsBytes);
+    if constexpr (RowTiles == 2) load_tile<1>(second, kSumsBytes);
+  }
+  for (int64_t step = 0; step < part.steps; ++step) {
+    ahead.fetch();
+    multiply_rows<RowTiles>(part.x.step(step), part.weight + step * kTileWords);
+  }
+  if (part.tail != nullptr) multiply_rows<RowTiles>(part.tail_x, part.tail);
+  store_tile<0>(sums, kSumsBytes);
+  clear_tile<0>();
+  if constexpr (RowTiles == 2) {
+    store_tile<1>(second, kSumsBytes);
+    clear_tile<1>();
   }
 }
 
 template <typename Out>
-class TileProduct {
+class ManyRows {
  public:
-  explicit TileProduct(const Linear& call)
-      : call_(call),
-        blocks_(blocks_of(call)),
-        block_words_((call.in_size + 1) / 2 * kLanes),
-        steps_((call.in_size + kStepInputs - 1) / kStepInputs),
-        panel_(call.rows <= kTileRows ? 4 : 2),
-        panels_((blocks_ + panel_ - 1) / panel_),
-        layout_(layout_of(call.format, call.span)) {
-    const int64_t in_cache = std::max(kFewestRows, kInputsInCache / (steps_ * kLineBytes));
-    const int64_t wanted = (call.rows + in_cache - 1) / in_cache;
-    rows_at_once_ = ((call.rows + wanted - 1) / wanted + kPairRows - 1) / kPairRows * kPairRows;
-    row_blocks_ = (call.rows + rows_at_once_ - 1) / rows_at_once_;
-    // Few rows: each thread streams one range of the weights. Many: smaller ranges, so that no thread waits long.
-    const int64_t threads = pool().size();
-    ranges_ = std::min(panels_, call.rows <= kPairRows ? threads : 8 * threads);
+  explicit ManyRows(const Linear& call)
+      : shape_(call),
+        panels_((shape_.blocks + kPanel - 1) / kPanel),
+        parts_(std::max<int64_t>(1, (shape_.whole_steps + kStepsInCache - 1) / kStepsInCache)),
+        group_((call.rows <= kReadOnce ? kWeightsOnce : kWeightsInCache) / panel_bytes()) {
+    const bool once = call.rows <= kReadOnce;
+    const int64_t tasks = (once ? kTasks : 2 * kTasks) * pool().size();
+    if (once) group_ = call.rows <= kPairRows ? 1 : std::min(group_, panels_ / tasks);
+    group_ = std::max<int64_t>(1, std::min(group_, panels_));
+    groups_ = (panels_ + group_ - 1) / group_;
+    const int64_t wanted = once ? 1 : (tasks + groups_ - 1) / groups_;
+    chunk_ = std::max(kSmallestChunk, ((call.rows + wanted - 1) / wanted + kPairRows - 1) / kPairRows * kPairRows);
+    chunks_ = (call.rows + chunk_ - 1) / chunk_;
   }
 
   void run() const {
     std::atomic<int64_t> next{0};
-    pool().run(std::min<int64_t>(pool().size(), ranges_ * row_blocks_), [&](int64_t) { work_off(next); });
+    pool().run(std::min<int64_t>(pool().size(), groups_ * chunks_), [&](int64_t) { work_off(next); });
   }
 
  private:
-  // Ranges of panels of the first rows, then of the next.
+  static constexpr int64_t kPanel = 2;
+
+  // Sums of rows and of a panel that wait for what follows the product.
+  struct Pending {
+    int64_t row, rows, block, blocks;
+    const float* sums;
+  };
+
+  // What a thread has.
+  struct Work {
+    float* sums;
+    uint32_t* widened;
+    int64_t turn;
+    Pending pending;
+    Ahead ahead;
+  };
+
+  // Half of what is pending at a time: vectors and memory work while tiles are multiplied.
+  void finish_half(Pending& pending) const {
+    const int64_t rows = (pending.rows + 1) / 2;
+    finish<bf16, Out>(call(), pending.row, rows, pending.block, pending.blocks, pending.sums, kPairRows);
+    pending.row += rows;
+    pending.rows -= rows;
+    pending.sums += rows * kPairRows;
+  }
+  void finish_all(Pending& pending) const {
+    while (pending.rows > 0) finish_half(pending);
+  }
+
+  // A task is a group of panels for some rows; the next one is the same group for the next rows.
   void work_off(std::atomic<int64_t>& next) const {
-    const int64_t sums_bytes = 2 * kPairRows * panel_ * kLanes * 4;
-    const int64_t panel_bytes = call_.format == Format::plain ? 0 : panel_ * block_words_ * 4 + kTilesAhead * kTileBytes;
-    char* memory = static_cast<char*>(scratch(sums_bytes + panel_bytes));
-    float* sums[2] = {reinterpret_cast<float*>(memory), reinterpret_cast<float*>(memory + sums_bytes / 2)};
-    uint32_t* widened = reinterpret_cast<uint32_t*>(memory + sums_bytes);
-    const Tiles tiles(static_cast<int>(std::min<int64_t>(kTileRows, call_.rows)));
-    Pending pending{finish_rows<Out>, 0, 0, 0, 0, nullptr, panel_ * kLanes, 0};
-    for (int64_t task = next++; task < ranges_ * row_blocks_; task = next++) {
-      const int64_t row_block = task / ranges_, range = task % ranges_;
-      const int64_t row = row_block * rows_at_once_, rows = std::min(rows_at_once_, call_.rows - row);
-      for (int64_t panel = panels_ * range / ranges_; panel < panels_ * (range + 1) / ranges_; ++panel)
-        multiply(row, rows, panel * panel_, sums, widened, pending);
+    const int64_t sums_bytes = (parts_ == 1 ? 2 : group_) * kPairRows * kPairRows * 4;
+    const int64_t widened_bytes = shape_.call.format == Format::plain ? 0 : group_ * kPanel * shape_.block_words * 4;
+    char* memory = static_cast<char*>(scratch(sums_bytes + widened_bytes));
+    const Tiles tiles(kTileRows);
+    Work work{reinterpret_cast<float*>(memory), reinterpret_cast<uint32_t*>(memory + sums_bytes), 0, {}, {}};
+    const int64_t tasks = groups_ * chunks_;
+    int64_t after = next++;
+    for (int64_t task = after; task < tasks; task = after) {
+      after = next++;
+      work.ahead = after < tasks ? ahead(task, after) : Ahead{};
+      multiply_group(task / chunks_, task % chunks_ * chunk_, work);
     }
-    pending.some(call_, pending.rows);
+    finish_all(work.pending);
   }
 
-  const bf16* inputs(int64_t row) const { return static_cast<const bf16*>(call_.x) + row * call_.x_stride; }
+  const Linear& call() const { return shape_.call; }
 
-  // Where a tile begins that is to have this row and those after it: the last one of several begins earlier.
-  int64_t first_of(int64_t row) const { return std::max<int64_t>(0, std::min(row, call_.rows - kTileRows)); }
+  int64_t panel_bytes() const { return kPanel * shape_.block_words * 4; }
+  int64_t first_panel(int64_t group) const { return panels_ * group / groups_; }
 
-  Rows rows_of(int64_t row, bool two) const {
-    return {inputs(first_of(row)), inputs(first_of(two ? row + kTileRows : row)),
-            call_.x_stride * static_cast<int64_t>(sizeof(bf16))};
+  // The weights of task `after`, where they are others than those of `task`: fetched with the steps of `task`.
+  Ahead ahead(int64_t task, int64_t after) const {
+    const int64_t group = task / chunks_, next = after / chunks_;
+    if (call().format != Format::plain || next == group) return {};
+    const int64_t begin = first_panel(next) * kPanel, end = std::min(first_panel(next + 1) * kPanel, shape_.blocks);
+    const int64_t lines = (end - begin) * shape_.block_words * 4 / kLineBytes;
+    const int64_t rows = std::min(chunk_, call().rows - task % chunks_ * chunk_);
+    const int64_t passes = (rows + kPairRows - 1) / kPairRows * (first_panel(group + 1) - first_panel(group)) * kPanel;
+    const int64_t steps = passes * std::max<int64_t>(1, shape_.whole_steps);
+    const char* at = reinterpret_cast<const char*>(shape_.weight(begin));
+    return {at, at + lines * kLineBytes, (lines + steps - 1) / steps};
   }
 
-  // The last inputs of those rows, and zero.
-  Rows copy_last_inputs(int64_t row, bool two, bf16* to) const {
-    const int64_t from = call_.in_size / kStepInputs * kStepInputs;
-    std::memset(to, 0, 2 * kTileBytes);
-    for (int64_t tile = 0; tile < (two ? 2 : 1); ++tile)
-      for (int64_t r = 0; r < std::min<int64_t>(kTileRows, call_.rows); ++r)
-        std::memcpy(to + (tile * kTileRows + r) * kStepInputs, inputs(first_of(row + tile * kTileRows) + r) + from,
-                    static_cast<size_t>(call_.in_size - from) * sizeof(bf16));
-    return {to, to + kTileRows * kStepInputs, kLineBytes};
-  }
-
-  // The last inputs' lines of each block, and zero: what follows them in the weight is another block's.
-  void copy_tail(const uint32_t* weight, int64_t blocks, uint32_t* tail) const {
-    const int64_t from = call_.in_size / kStepInputs * kTileWords;
-    for (int64_t block = 0; block < blocks; ++block) {
-      std::memset(tail + block * kTileWords, 0, kTileBytes);
-      std::memcpy(tail + block * kTileWords, weight + block * block_words_ + from,
-                  static_cast<size_t>(block_words_ - from) * 4);
+  void multiply_group(int64_t group, int64_t row, Work& work) const {
+    const int64_t panel = first_panel(group), last = first_panel(group + 1), end = std::min(call().rows, row + chunk_);
+    const uint32_t* weight = shape_.weight(panel * kPanel);
+    if (call().format != Format::plain) {
+      weight = work.widened;
+      widen_blocks(call(), shape_.layout, panel * kPanel, std::min(shape_.blocks, last * kPanel) - panel * kPanel,
+                   work.widened);
     }
+    for (; row < end; row += kPairRows)
+      for (int64_t part = 0; part < parts_; ++part)
+        multiply_part(row, std::min(kPairRows, end - row), panel, last, part, weight, work);
   }
 
-  // sums: for two times 32 rows; the first ones may be pending.
-  __attribute__((noinline)) void multiply(int64_t row, int64_t rows, int64_t block, float* (&sums)[2], uint32_t* widened,
-                                          Pending& pending) const {
-    alignas(64) uint32_t tail[4 * kTileWords];
+  // The panels' products of a part of up to 32 rows.
+  __attribute__((noinline)) void multiply_part(int64_t row, int64_t rows, int64_t panel, int64_t last, int64_t part,
+                                               const uint32_t* weight, Work& work) const {
     alignas(64) bf16 tail_x[kPairRows * kStepInputs];
-    const int64_t blocks = std::min(panel_, blocks_ - block), stride = panel_ * kLanes;
-    const uint32_t* weight = static_cast<const uint32_t*>(call_.weight) + block * block_words_;
-    if (call_.format != Format::plain) {
-      widen_blocks(call_, layout_, block, blocks, widened);
-      weight = widened;
+    alignas(64) uint32_t tail[kTileWords];
+    const bool two = rows > kTileRows, ends = part == parts_ - 1, has_tail = ends && shape_.has_tail;
+    const int64_t from = shape_.whole_steps * part / parts_, to = shape_.whole_steps * (part + 1) / parts_;
+    const int64_t begin = shape_.first_of(row);
+    Part pass{};
+    pass.x = shape_.rows_of(row, two).step(from);
+    pass.second = shape_.first_of(row + kTileRows) - begin;
+    pass.steps = to - from;
+    pass.begins = part == 0;
+    if (has_tail) {
+      pass.tail_x = shape_.copy_last_inputs(row, two, tail_x);
+      pass.tail = tail;
     }
-    const bool has_tail = call_.in_size % kStepInputs != 0;
-    if (has_tail) copy_tail(weight, blocks, tail);
-    for (int64_t first = row; first < row + rows; first += kPairRows) {
-      const int64_t count = std::min(kPairRows, row + rows - first);
-      const bool two = count > kTileRows;
-      const int64_t begin = first_of(first);
-      const Rows x = rows_of(first, two);
-      const Pass pass{x, first_of(first + kTileRows) - begin, weight, block_words_,
-                      has_tail ? copy_last_inputs(first, two, tail_x) : x, has_tail ? tail : nullptr,
-                      call_.in_size / kStepInputs};
-      std::swap(sums[0], sums[1]);
-      (call_.rows <= kPairRows ? add_up_of<From::memory>(two, blocks) : add_up_of<From::cache>(two, blocks))(
-          call_, pass, sums[0], stride, pending);
-      pending = {finish_rows<Out>, first, count, block, blocks, sums[0] + (first - begin) * stride, stride, 0};
-      if (call_.rows <= kFewRows) pending.some(call_, count);
+    const auto add_up = two ? add_up_rows<2> : add_up_rows<1>;
+    if (part == 0 && parts_ > 1) finish_all(work.pending);
+    for (int64_t p = panel; p < last; ++p) {
+      const int64_t block = p * kPanel, blocks = std::min(kPanel, shape_.blocks - block);
+      float* sums = work.sums + (parts_ == 1 ? work.turn++ % 2 : p - panel) * kPairRows * kPairRows;
+      for (int64_t b = 0; b < blocks; ++b) {
+        const uint32_t* lines = weight + ((p - panel) * kPanel + b) * shape_.block_words;
+        pass.weight = lines + from * kTileWords;
+        if (has_tail) shape_.copy_tail(lines, tail);
+        add_up(pass, sums + b * kLanes, work.ahead);
+        if (ends) finish_half(work.pending);
+      }
+      if (!ends) continue;
+      finish_all(work.pending);
+      work.pending = {row, rows, block, blocks, sums + (row - begin) * kPairRows};
     }
   }
 
-  const Linear& call_;
-  int64_t blocks_, block_words_, steps_, panel_, panels_;
-  Layout layout_;
-  int64_t rows_at_once_, row_blocks_, ranges_;
+  Shape shape_;
+  int64_t panels_, parts_, group_;
+  int64_t groups_, chunk_, chunks_;
 };
 
 }  // namespace
 
 void linear_amx(const Linear& call) {
-  if (call.out_type == Type::bf16) TileProduct<bf16>(call).run();
-  else TileProduct<float>(call).run();
+  const bool bf16_out = call.out_type == Type::bf16;
+  if (call.rows <= kTileRows) bf16_out ? FewRows<bf16>(call).run() : FewRows<float>(call).run();
+  else bf16_out ? ManyRows<bf16>(call).run() : ManyRows<float>(call).run();
 }
 
 }  // namespace octavo::OCTAVO_LEVEL

@@ -132,6 +132,20 @@ OCTAVO_INLINE f32x16 load(const bf16* at) {
 }
 
 // Rounds to nearest, ties to even; a NaN stays one.
+#if defined(__AVX512F__)
+// The upper halves of the lanes are what is rounded.
+OCTAVO_INLINE __m512i rounded_to_bf16(f32x16 value) {
+  const __m512i bits = (__m512i)value;
+  const __m512i odd = _mm512_maskz_and_epi32(kAll, _mm512_maskz_srli_epi32(kAll, bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = (__m512i)((u32x16)bits + (u32x16)odd + 0x7fffu);
+  const __mmask16 nan = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_UNORD_Q);
+  return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+}
+OCTAVO_INLINE void store(bf16* at, f32x16 value) {
+  const __m512i upper = _mm512_maskz_srli_epi32(kAll, rounded_to_bf16(value), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm512_maskz_cvtepi32_epi16(kAll, upper));
+}
+#else
 OCTAVO_INLINE void store(bf16* at, f32x16 value) {
   const u32x16 upper = by_registers(
       [](auto part) {
@@ -145,6 +159,7 @@ OCTAVO_INLINE void store(bf16* at, f32x16 value) {
   const u16x16 halves = __builtin_convertvector(upper, u16x16);
   std::memcpy(at, &halves, sizeof halves);
 }
+#endif
 
 OCTAVO_INLINE float widen(bf16 value) {
   const uint32_t bits = uint32_t{value} << 16;
@@ -255,8 +270,33 @@ OCTAVO_INLINE Floats exp_register(Floats x) {
   found = select(x > high, same(__builtin_inff()), found);
   return select(x != x, x, found);
 }
+#if defined(__AVX512F__)
+// The same steps by instructions that only these levels have, and the same bits.
+OCTAVO_INLINE __m512 exp_register(__m512 x) {
+  const __m512 magic = _mm512_set1_ps(12582912.0f);
+  const __mmask16 counts = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.33654f), _CMP_NLT_UQ);
+  // (Of a NaN and a number these functions return the second.)
+  const __m512 bounded = _mm512_maskz_min_ps(kAll, _mm512_set1_ps(89.0f), x);
+  const __m512 n = _mm512_fmadd_ps(bounded, _mm512_set1_ps(1.44269504088896341f), magic) - magic;
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), bounded);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+  __m512 p = _mm512_set1_ps(1.0f / 5040.0f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 720.0f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120.0f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24.0f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6.0f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  return _mm512_maskz_scalef_ps(counts, p, n);
+}
+#endif
 OCTAVO_INLINE f32x16 exp(f32x16 x) {
+#if defined(__AVX512F__)
+  return (f32x16)exp_register((__m512)x);
+#else
   return by_registers([](auto part) { return exp_register(part); }, x);
+#endif
 }
 
 template <typename Floats>

@@ -23,24 +23,25 @@ def measure_bandwidth(num_bytes: int) -> float:
     return num_bytes / min(_seconds(lambda: _native.stream(buffer.data_ptr(), num_bytes)) for _ in range(_RUNS))
 
 
-def measure_bf16() -> float:
-    """Operations a second (a product and a sum are two) of the bfloat16 products that the kernels use."""
-    return _rate(_native.multiply_bf16)
+def measure_bf16(runs: int = _RUNS) -> float:
+    """Operations a second (a product and a sum are two) of the bfloat16 products that the kernels use: the best of
+    ``runs``."""
+    return _rate(_native.multiply_bf16, runs)
 
 
-def measure_f32() -> float:
+def measure_f32(runs: int = _RUNS) -> float:
     """The same for products of floats; where pairs of bfloat16 are slower, the kernels may widen them."""
-    return _rate(_native.multiply_f32)
+    return _rate(_native.multiply_f32, runs)
 
 
 def measure_int8() -> float:
     """The same for products of bytes; 0 where the level has none."""
-    return _rate(_native.multiply_int8)
+    return _rate(_native.multiply_int8, _RUNS)
 
 
-def _rate(work: Callable[[], int]) -> float:
+def _rate(work: Callable[[], int], runs: int) -> float:
     best = 0.0
-    for _ in range(_RUNS):
+    for _ in range(runs):
         start = time.perf_counter()
         operations = work()
         best = max(best, operations / (time.perf_counter() - start))

@@ -87,6 +87,20 @@ def test_one_thread_and_two_give_the_same_bits(
     assert all(torch.equal(a, b) for a, b in zip(one, everything(x, 334), strict=True))
 
 
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("num_rows", [33, 500])
+def test_a_row_of_many_inputs_has_the_same_bits_alone(
+    level: str, num_rows: int, two_threads: Callable[..., None]
+) -> None:
+    """Inputs that do not stay in the cache are multiplied in parts; the last part has a step that is not full."""
+    two_threads(level)
+    x = random(num_rows, 1501, dtype=torch.bfloat16)
+    together = everything(x, 98)
+    for row in (0, 17, num_rows - 1):
+        alone = everything(x, 98, slice(row, row + 1))
+        assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_levels_of_float32_multiplications_with_one_rounding_agree(
     dtype: torch.dtype, two_threads: Callable[..., None]
