@@ -24,12 +24,12 @@
 // them are copied, with zeros.
 
 #include <algorithm>
-#include <atomic>
 
 #include "epilogue.hpp"
 #include "kernels.hpp"
 #include "levels.hpp"
 #include "scratch.hpp"
+#include "shares.hpp"
 #include "simd.hpp"
 #include "thread_pool.hpp"
 #include "tiles.hpp"
@@ -308,8 +308,9 @@ class ManyRows {
   }
 
   void run() const {
-    std::atomic<int64_t> next{0};
-    pool().run(std::min<int64_t>(pool().size(), groups_ * chunks_), [&](int64_t) { work_off(next); });
+    const int64_t threads = std::min<int64_t>(pool().size(), groups_ * chunks_);
+    Shares shares(groups_ * chunks_, threads);
+    pool().run(threads, [&](int64_t thread) { work_off(thread, shares); });
   }
 
  private:
@@ -343,17 +344,15 @@ class ManyRows {
   }
 
   // A task is a group of panels for some rows; the next one is the same group for the next rows.
-  void work_off(std::atomic<int64_t>& next) const {
+  void work_off(int64_t thread, Shares& shares) const {
     const int64_t sums_bytes = (parts_ == 1 ? 2 : group_) * kPairRows * kPairRows * 4;
     const int64_t widened_bytes = shape_.call.format == Format::plain ? 0 : group_ * kPanel * shape_.block_words * 4;
     char* memory = static_cast<char*>(scratch(sums_bytes + widened_bytes));
     const Tiles tiles(kTileRows);
     Work work{reinterpret_cast<float*>(memory), reinterpret_cast<uint32_t*>(memory + sums_bytes), 0, {}, {}};
-    const int64_t tasks = groups_ * chunks_;
-    int64_t after = next++;
-    for (int64_t task = after; task < tasks; task = after) {
-      after = next++;
-      work.ahead = after < tasks ? ahead(task, after) : Ahead{};
+    for (int64_t task = shares.take(thread); task >= 0; task = shares.take(thread)) {
+      const int64_t after = shares.next(thread);
+      work.ahead = after >= 0 ? ahead(task, after) : Ahead{};
       multiply_group(task / chunks_, task % chunks_ * chunk_, work);
     }
     finish_all(work.pending);
