@@ -188,6 +188,15 @@ OCTAVO_INLINE int32_t largest_of(i32x16 value) {
   return joined(value, [](auto a, auto b) { return a > b ? a : b; });
 }
 
+// The larger of each two lanes.
+OCTAVO_INLINE i32x16 larger(i32x16 a, i32x16 b) {
+#if defined(__AVX512F__)  // gcc 12 makes four instructions of max
+  return (i32x16)_mm512_maskz_max_epi32(kAll, (__m512i)a, (__m512i)b);
+#else
+  return max(a, b);
+#endif
+}
+
 // Numbers from -128 to 127 as bytes.
 OCTAVO_INLINE void store_bytes(int8_t* at, i32x16 value) {
 #if defined(__AVX512F__)

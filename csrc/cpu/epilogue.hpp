@@ -21,39 +21,6 @@ OCTAVO_INLINE int64_t blocks_of(const Linear& call) {
   return (row_size(call) + kLanes - 1) / kLanes * (call.gated ? 2 : 1);
 }
 
-// Outputs. Where a processor rounds to bf16 by itself, what has no normal float is zero, as it is in its products.
-OCTAVO_INLINE void put(float* at, f32x16 value) { store(at, value); }
-OCTAVO_INLINE void put(float* at, f32x16 first, f32x16 second) {
-  store(at, first);
-  store(at + kLanes, second);
-}
-#if defined(__AVX512BF16__)
-OCTAVO_INLINE void put(bf16* at, f32x16 value) {
-  const __m256bh rounded = _mm512_maskz_cvtneps_pbh(kAll, (__m512)value);
-  std::memcpy(at, &rounded, sizeof rounded);
-}
-OCTAVO_INLINE void put(bf16* at, f32x16 first, f32x16 second) {
-  const __m512bh rounded = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-  std::memcpy(at, &rounded, sizeof rounded);
-}
-#else
-OCTAVO_INLINE void put(bf16* at, f32x16 value) { store(at, value); }
-OCTAVO_INLINE void put(bf16* at, f32x16 first, f32x16 second) {
-  store(at, first);
-  store(at + kLanes, second);
-}
-#endif
-template <typename Out>
-OCTAVO_INLINE void put(Out* at, f32x16 value, Whole) {
-  put(at, value);
-}
-template <typename Out>
-OCTAVO_INLINE void put(Out* at, f32x16 value, int count) {
-  Out all[kLanes];
-  put(all, value);
-  std::memcpy(at, all, static_cast<size_t>(count) * sizeof(Out));
-}
-
 // Bare: there is no bias, no multiplier and no soft cap.
 template <bool Bare, typename Bias, typename Lanes>
 OCTAVO_INLINE f32x16 finished(const Linear& call, int64_t row, int64_t first, f32x16 value, Lanes lanes) {
@@ -76,11 +43,11 @@ OCTAVO_INLINE void finish_blocks(const Linear& call, int64_t row, int64_t rows, 
   for (int64_t r = 0; r < rows; ++r) {
     Out* out = static_cast<Out*>(call.out) + (row + r) * call.out_stride + first;
     int64_t b = 0;
-    for (; b + 1 < whole; b += 2) put(out + b * kLanes, value(r, b, Whole()), value(r, b + 1, Whole()));
-    if (b < whole) put(out + b * kLanes, value(r, b, Whole()));
+    for (; b + 1 < whole; b += 2) store(out + b * kLanes, value(r, b, Whole()), value(r, b + 1, Whole()));
+    if (b < whole) store(out + b * kLanes, value(r, b, Whole()));
     if (whole < blocks) {
       const int lanes = static_cast<int>(call.out_size % kLanes);
-      put(out + whole * kLanes, value(r, whole, lanes), lanes);
+      store(out + whole * kLanes, value(r, whole, lanes), lanes);
     }
   }
 }
@@ -93,7 +60,7 @@ OCTAVO_INLINE void finish_gate(const Linear& call, int64_t row, int64_t first, f
     gate = gate + load(bias, lanes);
     up = up + load(bias + size, lanes);
   }
-  put(static_cast<Out*>(call.out) + row * call.out_stride + first, function<F>(gate) * up, lanes);
+  store(static_cast<Out*>(call.out) + row * call.out_stride + first, function<F>(gate) * up, lanes);
 }
 
 template <typename Bias, typename Out, Function F>

@@ -26,7 +26,7 @@ OCTAVO_INLINE Group quantize(const T* from, Lanes first_lanes, Lanes second_lane
   const f32x16 x[2] = {load(from, first_lanes), load(from + kLanes, second_lanes)};
   // Bits of numbers without a sign are in the numbers' order, infinity and then NaN at the end.
   const i32x16 a = (i32x16)x[0] & 0x7fffffff, b = (i32x16)x[1] & 0x7fffffff;
-  const int32_t most_bits = largest_of(max(a, b));
+  const int32_t most_bits = largest_of(larger(a, b));
   float most;
   std::memcpy(&most, &most_bits, sizeof most);
   const bool whole = most_bits < 0x7f800000;

@@ -4,28 +4,31 @@
 //   tile     16 rows (or 12) x a step's inputs, times a step's inputs x 16 outputs: int32 sums of 16 rows x 16 outputs
 //   vectors  each row of those is added to the row's float32 sums (F::add), which stay in a register over many groups
 //
-// The vectors take longest: while tiles are multiplied, there is one vector instruction a cycle. A step's product takes long to
-// come out, so tiles are some steps ahead:
+// The vectors take longest: while tiles are at work, one of the two ports does not multiply, add or convert floats, and a
+// group needs 48 such instructions or more. A step's product takes long to come out, so tiles are some steps ahead:
 //
 //   multiply step i │ store what step i - 3 gave │ add step i - 4 to the sums
 //
 // Each tile is cleared as soon as it was read for the last time. That costs nothing, and in phases in which all that loads
 // tiles is slow (as if the core's other thread held most of the tile registers) a product takes half the time.
 //
+// A tile of rows stays in the first-level cache, a range of weights, unpacked, in the second-level one: it comes by the
+// rows, block by block, and each two blocks are finished at once, so that a row's outputs are written one after the other.
+//
 // x, for all threads, a tile's inputs of a group in a row (32 bytes) for each of its rows:
 //
 //   rows of tile 0 │ group 0 │ group 1 │ … ║ rows of tile 1 │ …            and likewise scales, and what is beside them
 //
-// A thread's own: some groups of a block's weights, a byte each, minus the format's centre │ their scales │ a panel's sums
+// A thread's own: a range's weights, a byte each, minus the format's centre │ their scales │ sums
 
 #include <algorithm>
-#include <atomic>
 #include <new>
 
 #include "integer_rows.hpp"
 #include "kernels.hpp"
 #include "levels.hpp"
 #include "scratch.hpp"
+#include "shares.hpp"
 #include "simd.hpp"
 #include "thread_pool.hpp"
 #include "tiles.hpp"
@@ -35,38 +38,49 @@ namespace {
 
 constexpr int64_t kGroupBytes = kGroup * kLanes;  // of weights
 constexpr int kTileWords = kTileRows * kLanes;
-constexpr int64_t kInputsInCache = 1 << 20;       // bytes of inputs that stay in the second-level cache
-constexpr int64_t kGroupsAtOnce = 40;             // whose weights stay in the first-level cache
-constexpr int64_t kManyRows = 64;
+constexpr int64_t kInputsAtOnce = 4 << 20;        // bytes
+constexpr int64_t kGroupsInCache = 48;            // of a tile that stay in the first-level cache
+constexpr int64_t kWeightsInCache = 512 << 10;    // bytes of unpacked weights that stay in the second-level cache
+constexpr int64_t kTasks = 4;                     // at least, a thread
+constexpr int64_t kChunkTiles = 8;                // at least
 constexpr int64_t kFetched = 2048;                // bytes of weights ahead
 constexpr int kAhead = 4;                         // steps, as many as there are tiles of sums
 
 using u8x64 = uint8_t __attribute__((vector_size(64)));
 
-// What is multiplied in one go: all tiles of rows by some groups of a block.
+// Packed weights that come next: with each group some lines of them are fetched into the second-level cache.
+struct Ahead {
+  const uint8_t* at;
+  const uint8_t* end;
+  int64_t lines;  // with each group
+
+  OCTAVO_INLINE void fetch() {
+    for (int64_t line = 0; line < lines && at < end; ++line, at += kLineBytes) __builtin_prefetch(at, 0, 2);
+  }
+};
+
+// What is multiplied in one go: some groups of tiles of rows and blocks, all blocks by a tile, then by the next one.
 template <typename F>
 struct Pass {
-  const int8_t* x;            // of the first group
-  int64_t x_tile;             // bytes from tile to tile
-  const float* x_scales;      // likewise
-  const float* beside;
-  int64_t scales_tile;        // floats from tile to tile
-  int64_t tiles;
-  const uint8_t* weight;
+  const Linear* call;
+  Ahead* ahead;
+  int64_t row, rows, tiles;
+  const int8_t* x;            // from the first row and group on
+  const float *x_scales, *beside;
+  int64_t block, blocks;      // the first one's number is even
+  const uint8_t* weight;      // from the first block and group on
   const typename F::Scales* scales;
-  int64_t groups;
-  const uint8_t* next;        // the packed weights that are unpacked after this
-  int64_t next_bytes;         // of a group of them
-  float* sums;                // [rows][kSumsStride]
-  bool first;                 // sums begin at zero
+  int64_t groups, all_groups;  // that are multiplied, and that a tile or block has
+  float* sums;                // [panels][rows][kSumsStride], or of one panel
+  int64_t panel_words;        // from panel to panel, or 0
+  bool begins, ends;          // sums begin at zero; they are finished
 };
 
 // Where the tiles are.
 template <typename F, int Rows>
 class Multiplier {
  public:
-  OCTAVO_INLINE explicit Multiplier(const Pass<F>& pass)
-      : pass_(pass), x_(pass.x), weight_(pass.weight), next_(pass.next) {
+  OCTAVO_INLINE explicit Multiplier(const Pass<F>& pass) : pass_(pass), x_(pass.x), weight_(pass.weight) {
     clear_tile<0>();
     clear_tile<1>();
     clear_tile<2>();
@@ -80,7 +94,7 @@ class Multiplier {
     store_tile<kDone>(given + kDone * kTileWords, kLanes * 4);
     clear_tile<kDone>();
     load_tile<4>(x_ + kHalf * kGroup / F::kHalves, kGroup);
-    load_tile<5>(weight_ + kHalf * kGroupBytes / F::kHalves, 64);
+    stream_tile<5>(weight_ + kHalf * kGroupBytes / F::kHalves, 64);
     multiply_signed_tiles<Step, 4, 5, F::kCentre != 0>();
     clear_tile<4>();
     clear_tile<5>();
@@ -90,23 +104,24 @@ class Multiplier {
  private:
   // After the last one, the first: its products are not wanted.
   OCTAVO_INLINE void next_group() {
-    if (tile_ == 0) {  // memory is not to rest while tiles are multiplied
-      for (int64_t line = 0; line < pass_.next_bytes; line += kLineBytes) __builtin_prefetch(next_ + line, 0, 2);
-      next_ += pass_.next_bytes;
-    }
+    pass_.ahead->fetch();
     x_ += Rows * kGroup;
     weight_ += kGroupBytes;
     if (++group_ < pass_.groups) return;
     group_ = 0;
-    if (++tile_ == pass_.tiles) tile_ = 0;
-    x_ = pass_.x + tile_ * pass_.x_tile;
-    weight_ = pass_.weight;
+    weight_ += (pass_.all_groups - pass_.groups) * kGroupBytes;
+    if (++block_ == pass_.blocks) {
+      block_ = 0;
+      weight_ = pass_.weight;
+      if (++tile_ == pass_.tiles) tile_ = 0;
+    }
+    x_ = pass_.x + tile_ * pass_.all_groups * Rows * kGroup;
   }
 
   const Pass<F>& pass_;
   const int8_t* x_;
-  const uint8_t *weight_, *next_;
-  int64_t group_ = 0, tile_ = 0;
+  const uint8_t* weight_;
+  int64_t group_ = 0, block_ = 0, tile_ = 0;
 };
 
 // Where the vectors are.
@@ -114,16 +129,16 @@ template <typename F, int Rows>
 class Adder {
  public:
   OCTAVO_INLINE explicit Adder(const Pass<F>& pass)
-      : pass_(pass), scales_(pass.x_scales), beside_(pass.beside), sums_(pass.sums) {}
+      : pass_(pass), x_scales_(pass.x_scales), beside_(pass.beside), scales_(pass.scales) {}
 
   OCTAVO_INLINE void begin(f32x16 (&sum)[Rows]) const {
 #pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) sum[r] = pass_.first ? f32x16{} : load(sums_ + r * kSumsStride);
+    for (int r = 0; r < Rows; ++r) sum[r] = pass_.begins ? f32x16{} : load(sums() + r * kSumsStride);
   }
 
   // Adds a group's products to the sums. True: it was the last one.
   OCTAVO_INLINE bool add(f32x16 (&sum)[Rows], const int32_t* totals) {
-    const typename F::Scales weights = pass_.scales[group_];
+    const typename F::Scales weights = *scales_++;
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
       f32x16 total[F::kHalves];
@@ -133,27 +148,45 @@ class Adder {
         std::memcpy(&whole, totals + half * kTileWords + r * kLanes, sizeof whole);
         total[half] = __builtin_convertvector(whole, f32x16);
       }
-      sum[r] = F::add(sum[r], total, weights, scales_[r], F::kBeside == Beside::start ? 0.0f : beside_[r]);
+      sum[r] = F::add(sum[r], total, weights, x_scales_[r], F::kBeside == Beside::start ? 0.0f : beside_[r]);
     }
-    scales_ += Rows;
+    x_scales_ += Rows;
     beside_ += Rows;
     if (++group_ < pass_.groups) return false;
 #pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) store(sums_ + r * kSumsStride, sum[r]);
-    if (++tile_ == pass_.tiles) return true;
-    group_ = 0;
-    sums_ += Rows * kSumsStride;
-    scales_ = pass_.x_scales + tile_ * pass_.scales_tile;
-    beside_ = pass_.beside + tile_ * pass_.scales_tile;
+    for (int r = 0; r < Rows; ++r) store(sums() + r * kSumsStride, sum[r]);
+    if (next_block()) return true;
     begin(sum);
     return false;
   }
 
  private:
+  OCTAVO_INLINE float* sums() const {
+    return pass_.sums + block_ / kPanel * pass_.panel_words + block_ % kPanel * kLanes;
+  }
+
+  // True: there is none.
+  OCTAVO_INLINE bool next_block() {
+    group_ = 0;
+    scales_ += pass_.all_groups - pass_.groups;
+    const int64_t first = block_ / kPanel * kPanel, row = tile_ * Rows;
+    if ((++block_ == pass_.blocks || block_ % kPanel == 0) && pass_.ends)
+      finish_rows(*pass_.call, pass_.row + row, std::min<int64_t>(Rows, pass_.rows - row), pass_.block + first,
+                  block_ - first, pass_.sums + first / kPanel * pass_.panel_words);
+    if (block_ == pass_.blocks) {
+      block_ = 0;
+      scales_ = pass_.scales;
+      if (++tile_ == pass_.tiles) return true;
+    }
+    x_scales_ = pass_.x_scales + tile_ * pass_.all_groups * Rows;
+    beside_ = pass_.beside + tile_ * pass_.all_groups * Rows;
+    return false;
+  }
+
   const Pass<F>& pass_;
-  const float *scales_, *beside_;
-  float* sums_;
-  int64_t group_ = 0, tile_ = 0;
+  const float *x_scales_, *beside_;
+  const typename F::Scales* scales_;
+  int64_t group_ = 0, block_ = 0, tile_ = 0;
 };
 
 template <typename F, int Rows>
@@ -191,14 +224,21 @@ class TileIntegerProduct {
         panels_((blocks_ + kPanel - 1) / kPanel),
         block_bytes_(layout_.block_bytes(call.in_size)),
         groups_(layout_.spans(call.in_size) * layout_.span),
-        parts_((groups_ + kGroupsAtOnce - 1) / kGroupsAtOnce) {
-    const int64_t in_cache = std::max<int64_t>(1, kInputsInCache / (kTileRows * groups_ * kGroup));
+        parts_((groups_ + kGroupsInCache - 1) / kGroupsInCache) {
+    const int64_t at_once = std::max<int64_t>(1, kInputsAtOnce / (kTileRows * groups_ * kGroup));
     const int64_t all_tiles = (call.rows + kTileRows - 1) / kTileRows;
-    row_blocks_ = (all_tiles + in_cache - 1) / in_cache;
+    const int64_t row_blocks = (all_tiles + at_once - 1) / at_once;
     // Tiles are equally high, 12 or 16 rows: there are kFewestTileRows at least.
     tile_rows_ = ((call.rows + all_tiles - 1) / all_tiles + 3) / 4 * 4;
     all_tiles_ = (call.rows + tile_rows_ - 1) / tile_rows_;
-    tiles_ = (all_tiles_ + row_blocks_ - 1) / row_blocks_;
+    tiles_ = (all_tiles_ + row_blocks - 1) / row_blocks;
+    // Ranges of weights stay in the cache, each for chunks of the rows.
+    const int64_t in_cache = std::max<int64_t>(1, kWeightsInCache / (kPanel * unpacked_bytes()));
+    const int64_t tasks = kTasks * pool().size();
+    ranges_ = (panels_ + in_cache - 1) / in_cache;
+    chunks_ = std::clamp<int64_t>((tasks + ranges_ - 1) / ranges_, 1, std::max<int64_t>(1, tiles_ / kChunkTiles));
+    ranges_ = std::min(panels_, std::max(ranges_, (tasks + chunks_ - 1) / chunks_));
+    range_ = (panels_ + ranges_ - 1) / ranges_;
   }
 
   void run() const {
@@ -215,22 +255,14 @@ class TileIntegerProduct {
       x.row = tile * tile_rows_;
       x.tiles = std::min(tiles_, all_tiles_ - tile);
       x.rows = std::min(x.tiles * tile_rows_, call_.rows - x.row);
-      const int64_t all = x.tiles * groups_, pieces = std::min(all, x.rows < kManyRows ? threads : 8 * threads);
+      const int64_t all = x.tiles * groups_, pieces = std::min(all, kTasks * threads);
       pool().run(pieces, [&](int64_t piece) {
         const int64_t begin = all * piece / pieces, end = all * (piece + 1) / pieces;
         if (call_.type == Type::bf16) put_groups<bf16>(x, begin, end);
         else put_groups<float>(x, begin, end);
       });
-      // Few rows: each thread streams one range of the weights. Many: smaller ranges, so that no thread waits long.
-      const int64_t ranges = std::min(panels_, x.rows < kManyRows ? threads : 8 * threads);
-      std::atomic<int64_t> next{0}, next_own{0};
-      pool().run(std::min(threads, ranges), [&](int64_t) {
-        char* mine = own + next_own++ * own_bytes();
-        const Tiles shape(static_cast<int>(tile_rows_), kLines / F::kHalves);
-        for (int64_t range = next++; range < ranges; range = next++)
-          for (int64_t panel = panels_ * range / ranges; panel < panels_ * (range + 1) / ranges; ++panel)
-            multiply(x, panel * kPanel, mine);
-      });
+      Shares shares(ranges_ * chunks_, threads);
+      pool().run(threads, [&](int64_t thread) { work_off(x, thread, shares, own + thread * own_bytes()); });
     }
   }
 
@@ -244,9 +276,20 @@ class TileIntegerProduct {
     int64_t row, rows, tiles;
   };
 
+  // A thread's range of weights, unpacked.
+  struct Work {
+    uint8_t* numbers;
+    Scales* scales;
+    float* sums;
+    int64_t block, blocks;
+    Ahead ahead;
+  };
+
+  // Of a block.
+  int64_t unpacked_bytes() const { return groups_ * (kGroupBytes + static_cast<int64_t>(sizeof(Scales))); }
+
   int64_t own_bytes() const {
-    return kGroupsAtOnce * (kGroupBytes + static_cast<int64_t>(sizeof(Scales))) +
-           tiles_ * tile_rows_ * kSumsStride * static_cast<int64_t>(sizeof(float));
+    return range_ * (kPanel * unpacked_bytes() + kTileRows * kSumsStride * static_cast<int64_t>(sizeof(float)));
   }
 
   // Groups from `begin` to `end`, counted through all tiles.
@@ -265,11 +308,11 @@ class TileIntegerProduct {
     }
   }
 
-  // Groups of one block from `begin` to `end`, as tiles and scales.
-  void unpack(int64_t block, int64_t begin, int64_t end, uint8_t* numbers, Scales* scales) const {
+  // A block's groups, as tiles and scales.
+  void unpack(int64_t block, uint8_t* numbers, Scales* scales) const {
     const Layout layout = F::layout(layout_);
-    const uint8_t* from = static_cast<const uint8_t*>(call_.weight) + block * block_bytes_;
-    for (int64_t group = begin; group < end; ++group, ++scales) {
+    const uint8_t* from = packed(block);
+    for (int64_t group = 0; group < groups_; ++group, ++scales) {
       const uint8_t* span = from + group / layout.span * layout.span_bytes();
       const uint8_t* at = span + layout.span_header + group % layout.span * layout.group_bytes();
       for (int64_t line = 0; line < layout.group_bytes(); line += kLineBytes) __builtin_prefetch(at + kFetched + line);
@@ -285,46 +328,79 @@ class TileIntegerProduct {
     }
   }
 
+  const uint8_t* packed(int64_t block) const { return static_cast<const uint8_t*>(call_.weight) + block * block_bytes_; }
+
   static OCTAVO_INLINE void put_line(u32x16 line, uint8_t* to) {
     const u8x64 found = (u8x64)line - static_cast<uint8_t>(F::kCentre);
     std::memcpy(to, &found, sizeof found);
   }
 
-  void multiply(const Inputs& x, int64_t block, char* own) const {
-    uint8_t* numbers = reinterpret_cast<uint8_t*>(own);
-    Scales* scales = reinterpret_cast<Scales*>(own + kGroupsAtOnce * kGroupBytes);
-    float* sums = reinterpret_cast<float*>(scales + kGroupsAtOnce);
-    const int64_t blocks = std::min(kPanel, blocks_ - block);
-    for (int64_t b = 0; b < blocks; ++b)
+  int64_t first_block(int64_t range) const { return std::min(blocks_, panels_ * range / ranges_ * kPanel); }
+
+  // The weights of task `after`, where they are others than those of `task`.
+  Ahead ahead(int64_t task, int64_t after) const {
+    const int64_t range = after / chunks_;
+    if (range == task / chunks_) return {};
+    const uint8_t *begin = packed(first_block(range)), *end = packed(first_block(range + 1));
+    const int64_t groups = (end - begin) / block_bytes_ * groups_ * (tiles_ / chunks_);
+    return {begin, end, (end - begin) / kLineBytes / std::max<int64_t>(1, groups) + 1};
+  }
+
+  // Ranges of weights, each for some rows, then for the next ones.
+  void work_off(const Inputs& x, int64_t thread, Shares& shares, char* own) const {
+    Work work{};
+    work.numbers = reinterpret_cast<uint8_t*>(own);
+    work.scales = reinterpret_cast<Scales*>(own + range_ * kPanel * groups_ * kGroupBytes);
+    work.sums = reinterpret_cast<float*>(work.scales + range_ * kPanel * groups_);
+    const Tiles shape(static_cast<int>(tile_rows_), kLines / F::kHalves);
+    int64_t unpacked = -1;
+    for (int64_t task = shares.take(thread); task >= 0; task = shares.take(thread)) {
+      const int64_t range = task / chunks_, chunk = task % chunks_;
+      work.block = first_block(range);
+      work.blocks = first_block(range + 1) - work.block;
+      if (range != unpacked)
+        for (int64_t b = 0; b < work.blocks; ++b)
+          unpack(work.block + b, work.numbers + b * groups_ * kGroupBytes, work.scales + b * groups_);
+      unpacked = range;
+      const int64_t after = shares.next(thread);
+      work.ahead = after >= 0 ? ahead(task, after) : Ahead{};
+      multiply(x, x.tiles * chunk / chunks_, x.tiles * (chunk + 1) / chunks_, work);
+    }
+  }
+
+  // Of many inputs a part at a time: of a tile, so many stay in the first-level cache while blocks come by.
+  void multiply(const Inputs& x, int64_t tile, int64_t last, Work& work) const {
+    Pass<F> pass{};
+    pass.call = &call_;
+    pass.ahead = &work.ahead;
+    pass.block = work.block;
+    pass.blocks = work.blocks;
+    pass.all_groups = groups_;
+    pass.sums = work.sums;
+    pass.panel_words = parts_ == 1 ? 0 : kTileRows * kSumsStride;
+    for (pass.tiles = parts_ == 1 ? last - tile : 1; tile < last; tile += pass.tiles)
       for (int64_t part = 0; part < parts_; ++part) {
-        const int64_t begin = groups_ * part / parts_, end = groups_ * (part + 1) / parts_;
-        unpack(block + b, begin, end, numbers, scales);
-        Pass<F> pass{};
-        pass.x = x.numbers + begin * tile_rows_ * kGroup;
-        pass.x_tile = groups_ * tile_rows_ * kGroup;
-        pass.x_scales = x.scales + begin * tile_rows_;
-        pass.beside = x.beside + begin * tile_rows_;
-        pass.scales_tile = groups_ * tile_rows_;
-        pass.tiles = x.tiles;
-        pass.weight = numbers;
-        pass.scales = scales;
-        pass.groups = end - begin;
-        pass.next_bytes = layout_.span_bytes() / layout_.span;
-        pass.next = static_cast<const uint8_t*>(call_.weight) + (block + b) * block_bytes_ + end * pass.next_bytes;
-        pass.sums = sums + b * kLanes;
-        pass.first = part == 0;
+        const int64_t from = groups_ * part / parts_, at = (tile * groups_ + from) * tile_rows_;
+        pass.row = x.row + tile * tile_rows_;
+        pass.rows = x.row + x.rows - pass.row;
+        pass.x = x.numbers + at * kGroup;
+        pass.x_scales = x.scales + at;
+        pass.beside = x.beside + at;
+        pass.weight = work.numbers + from * kGroupBytes;
+        pass.scales = work.scales + from;
+        pass.groups = groups_ * (part + 1) / parts_ - from;
+        pass.begins = part == 0;
+        pass.ends = part == parts_ - 1;
         if (tile_rows_ == 12) add_up<F, 12>(pass);
         else add_up<F, 16>(pass);
       }
-    // Tile by tile: a row's outputs of both blocks are written one after the other.
-    for (int64_t row = 0; row < x.rows; row += tile_rows_)
-      finish_rows(call_, x.row + row, std::min(tile_rows_, x.rows - row), block, blocks, sums + row * kSumsStride);
   }
 
   const Linear& call_;
   Layout layout_;
   int64_t blocks_, panels_, block_bytes_, groups_, parts_;
-  int64_t row_blocks_, tile_rows_, all_tiles_, tiles_;
+  int64_t tile_rows_, all_tiles_, tiles_;  // tiles_: at once
+  int64_t ranges_, range_, chunks_;        // range_: panels, at most
 };
 
 }  // namespace

@@ -161,6 +161,24 @@ OCTAVO_INLINE void store(bf16* at, f32x16 value) {
 }
 #endif
 
+// Two vectors, one after the other.
+OCTAVO_INLINE void store(float* at, f32x16 first, f32x16 second) {
+  store(at, first);
+  store(at + 16, second);
+}
+OCTAVO_INLINE void store(bf16* at, f32x16 first, f32x16 second) {
+#if defined(__AVX512BW__)
+  alignas(64) static constexpr uint16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  const __m512i both =
+      _mm512_permutex2var_epi16(rounded_to_bf16(first), _mm512_load_si512(kUpper), rounded_to_bf16(second));
+  _mm512_storeu_si512(at, both);
+#else
+  store(at, first);
+  store(at + 16, second);
+#endif
+}
+
 OCTAVO_INLINE float widen(bf16 value) {
   const uint32_t bits = uint32_t{value} << 16;
   float found;
