@@ -63,6 +63,12 @@ OCTAVO_INLINE void finish_gate(const Linear& call, int64_t row, int64_t first, f
   store(static_cast<Out*>(call.out) + row * call.out_stride + first, function<F>(gate) * up, lanes);
 }
 
+// A row of a call whose gates are silu, of whole blocks and without a bias: of the sums of a gate's block and its value's.
+template <typename Out>
+OCTAVO_INLINE void finish_silu(const float* sums, Out* out) {
+  store(out, function<Function::silu>(load(sums)) * load(sums + kLanes));
+}
+
 template <typename Bias, typename Out, Function F>
 OCTAVO_INLINE void finish_gates(const Linear& call, int64_t row, int64_t rows, int64_t block, int64_t blocks,
                                 const float* sums, int64_t stride) {

@@ -264,9 +264,28 @@ OCTAVO_INLINE void multiply_rows(const Rows& x, const uint32_t* weight) {
   if constexpr (RowTiles == 2) clear_tile<5>();
 }
 
-// RowTiles tiles of rows and a block. sums: [16 * RowTiles][32].
-template <int RowTiles>
-void add_up_rows(const Part& part, float* sums, Ahead& ahead) {
+// Sums of rows and of a panel that wait for what follows the product.
+template <typename Out>
+struct Pending {
+  int64_t row, rows, block, blocks;
+  const float* sums;
+  Out* out;  // of the first of the rows, where they are finished one by one
+  int64_t stride;
+
+  OCTAVO_INLINE void finish_one() {
+    if (rows == 0) return;
+    finish_silu(sums, out);
+    ++row;
+    --rows;
+    sums += kPairRows;
+    out += stride;
+  }
+};
+
+// RowTiles tiles of rows and a block; Finish: with each step a row of what is pending, so that vectors work beside tiles.
+// sums: [16 * RowTiles][32].
+template <int RowTiles, bool Finish, typename Out>
+void add_up_rows(const Part& part, float* sums, Ahead& ahead, Pending<Out>& pending) {
   constexpr int64_t kSumsBytes = kPairRows * 4;
   float* second = sums + part.second * kPairRows;
   if (part.begins) {
@@ -279,6 +298,7 @@ void add_up_rows(const Part& part, float* sums, Ahead& ahead) {
   for (int64_t step = 0; step < part.steps; ++step) {
     ahead.fetch();
     multiply_rows<RowTiles>(part.x.step(step), part.weight + step * kTileWords);
+    if constexpr (Finish) pending.finish_one();
   }
   if (part.tail != nullptr) multiply_rows<RowTiles>(part.tail_x, part.tail);
   store_tile<0>(sums, kSumsBytes);
@@ -316,34 +336,21 @@ class ManyRows {
  private:
   static constexpr int64_t kPanel = 2;
 
-  // Sums of rows and of a panel that wait for what follows the product.
-  struct Pending {
-    int64_t row, rows, block, blocks;
-    const float* sums;
-  };
-
   // What a thread has.
   struct Work {
     float* sums;
     uint32_t* widened;
     int64_t turn;
-    Pending pending;
+    Pending<Out> pending;
     Ahead ahead;
   };
 
-  // Half of what is pending at a time: vectors and memory work while tiles are multiplied.
-  void finish_half(Pending& pending) const {
-    const int64_t rows = (pending.rows + 1) / 2;
-    finish<bf16, Out>(call(), pending.row, rows, pending.block, pending.blocks, pending.sums, kPairRows);
-    pending.row += rows;
-    pending.rows -= rows;
-    pending.sums += rows * kPairRows;
-  }
-  void finish_all(Pending& pending) const {
-    while (pending.rows > 0) finish_half(pending);
+  void finish_all(Pending<Out>& pending) const {
+    finish<bf16, Out>(call(), pending.row, pending.rows, pending.block, pending.blocks, pending.sums, kPairRows);
+    pending.rows = 0;
   }
 
-  // A task is a group of panels for some rows; the next one is the same group for the next rows.
+  // A task is a group of panels for some rows, the next one the same group for the next rows.
   void work_off(int64_t thread, Shares& shares) const {
     const int64_t sums_bytes = (parts_ == 1 ? 2 : group_) * kPairRows * kPairRows * 4;
     const int64_t widened_bytes = shape_.call.format == Format::plain ? 0 : group_ * kPanel * shape_.block_words * 4;
@@ -406,7 +413,9 @@ class ManyRows {
       pass.tail_x = shape_.copy_last_inputs(row, two, tail_x);
       pass.tail = tail;
     }
-    const auto add_up = two ? add_up_rows<2> : add_up_rows<1>;
+    const bool by_rows = ends && silu_;
+    const auto add_up = two ? by_rows ? add_up_rows<2, true, Out> : add_up_rows<2, false, Out>
+                            : by_rows ? add_up_rows<1, true, Out> : add_up_rows<1, false, Out>;
     if (part == 0 && parts_ > 1) finish_all(work.pending);
     for (int64_t p = panel; p < last; ++p) {
       const int64_t block = p * kPanel, blocks = std::min(kPanel, shape_.blocks - block);
@@ -415,16 +424,19 @@ class ManyRows {
         const uint32_t* lines = weight + ((p - panel) * kPanel + b) * shape_.block_words;
         pass.weight = lines + from * kTileWords;
         if (has_tail) shape_.copy_tail(lines, tail);
-        add_up(pass, sums + b * kLanes, work.ahead);
-        if (ends) finish_half(work.pending);
+        add_up(pass, sums + b * kLanes, work.ahead, work.pending);
       }
       if (!ends) continue;
       finish_all(work.pending);
-      work.pending = {row, rows, block, blocks, sums + (row - begin) * kPairRows};
+      Out* out = silu_ ? static_cast<Out*>(call().out) + row * call().out_stride + block / 2 * kLanes : nullptr;
+      work.pending = {row, rows, block, blocks, sums + (row - begin) * kPairRows, out, call().out_stride};
     }
   }
 
   Shape shape_;
+  // Gates of silu take many instructions, and are finished row by row where all blocks are whole.
+  bool silu_ = call().gated && call().function == Function::silu && call().bias == nullptr &&
+               row_size(call()) % kLanes == 0;
   int64_t panels_, parts_, group_;
   int64_t groups_, chunk_, chunks_;
 };
