@@ -264,7 +264,8 @@ int64_t draw_filtered(const Batch& batch, int64_t row, double share) {
   if (batch.top_k(row) < call.vocabulary)
     bound = bound_of(source.maxima, batch.num_maxima, source.best, batch.top_k(row));
   if (call.min_p[row] > 0.0) {
-    const float reached = bound_below(source.best, call.temperature[row] * ::log(call.min_p[row]));
+    // (A little lower: a weight that rounds to min_p is kept, however near the best its logit is.)
+    const float reached = bound_below(source.best, call.temperature[row] * (::log(call.min_p[row]) - 1e-6));
     bound = reached > bound ? reached : bound;
   }
   if (!batch.weighs_all(row)) return draw_among(batch, row, bound, share);

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -123,6 +123,7 @@ def batches(draw: st.DrawFn) -> tuple[list[list[float]], list[Row]]:
 
 @settings(max_examples=300, deadline=None)
 @given(batches())
+@example(([[0.0, 1e-30]], [Row(temperature=0.01, min_p=1.0)]))  # both weigh 1.0
 def test_every_row_is_what_the_plain_reference_gives(batch: tuple[list[list[float]], list[Row]]) -> None:
     logits, rows = batch
     if rows:
