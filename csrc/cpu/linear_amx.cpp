@@ -25,6 +25,7 @@
 
 #include <algorithm>
 
+#include "ahead.hpp"
 #include "epilogue.hpp"
 #include "kernels.hpp"
 #include "levels.hpp"
@@ -239,17 +240,6 @@ struct Part {
   bool begins;  // else the sums go on
 };
 
-// Weights that come next: with each step some lines of them are fetched into the second-level cache.
-struct Ahead {
-  const char* at;
-  const char* end;
-  int64_t lines;  // with each step
-
-  OCTAVO_INLINE void fetch() {
-    for (int64_t line = 0; line < lines && at < end; ++line, at += kLineBytes) __builtin_prefetch(at, 0, 2);
-  }
-};
-
 template <int RowTiles>
 OCTAVO_INLINE void multiply_rows(const Rows& x, const uint32_t* weight) {
   stream_tile<6>(weight, kLineBytes);
@@ -375,12 +365,9 @@ class ManyRows {
     const int64_t group = task / chunks_, next = after / chunks_;
     if (call().format != Format::plain || next == group) return {};
     const int64_t begin = first_panel(next) * kPanel, end = std::min(first_panel(next + 1) * kPanel, shape_.blocks);
-    const int64_t lines = (end - begin) * shape_.block_words * 4 / kLineBytes;
     const int64_t rows = std::min(chunk_, call().rows - task % chunks_ * chunk_);
     const int64_t passes = (rows + kPairRows - 1) / kPairRows * (first_panel(group + 1) - first_panel(group)) * kPanel;
-    const int64_t steps = passes * std::max<int64_t>(1, shape_.whole_steps);
-    const char* at = reinterpret_cast<const char*>(shape_.weight(begin));
-    return {at, at + lines * kLineBytes, (lines + steps - 1) / steps};
+    return Ahead::of(shape_.weight(begin), (end - begin) * shape_.block_words * 4, passes * shape_.whole_steps);
   }
 
   void multiply_group(int64_t group, int64_t row, Work& work) const {

@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <new>
 
+#include "ahead.hpp"
 #include "integer_rows.hpp"
 #include "kernels.hpp"
 #include "levels.hpp"
@@ -47,17 +48,6 @@ constexpr int64_t kFetched = 2048;                // bytes of weights ahead
 constexpr int kAhead = 4;                         // steps, as many as there are tiles of sums
 
 using u8x64 = uint8_t __attribute__((vector_size(64)));
-
-// Packed weights that come next: with each group some lines of them are fetched into the second-level cache.
-struct Ahead {
-  const uint8_t* at;
-  const uint8_t* end;
-  int64_t lines;  // with each group
-
-  OCTAVO_INLINE void fetch() {
-    for (int64_t line = 0; line < lines && at < end; ++line, at += kLineBytes) __builtin_prefetch(at, 0, 2);
-  }
-};
 
 // What is multiplied in one go: some groups of tiles of rows and blocks, all blocks by a tile, then by the next one.
 template <typename F>
@@ -343,7 +333,7 @@ class TileIntegerProduct {
     if (range == task / chunks_) return {};
     const uint8_t *begin = packed(first_block(range)), *end = packed(first_block(range + 1));
     const int64_t groups = (end - begin) / block_bytes_ * groups_ * (tiles_ / chunks_);
-    return {begin, end, (end - begin) / kLineBytes / std::max<int64_t>(1, groups) + 1};
+    return Ahead::of(begin, end - begin, groups);
   }
 
   // Ranges of weights, each for some rows, then for the next ones.
