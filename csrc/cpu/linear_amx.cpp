@@ -8,12 +8,13 @@
 //   more:          tiles 0, 1 sums of rows 0-15, 16-31 and one block │ 4, 5 x │ 6 weights
 //
 // Of many rows, tiles come from the caches, and that is the limit: four loads of 1 KB from the second-level cache take
-// longer than four products. So 32 rows of x stay in the first-level cache (where they are too long for it, a part of the
-// inputs of each, and sums are stored and go on with the next part), and for them a group of weights, which stays in the
-// second-level cache, goes by without a place in the first (stream_tile). Meanwhile the next group is fetched.
+// longer than four products. So 32 rows of x stay in the first-level cache, and for them a group of weights, which stays in
+// the second-level cache, goes by without a place in the first (stream_tile). Where rows are too long for the first-level
+// cache, that is so for a part of the inputs at a time; sums are stored and go on with the next part. Meanwhile the
+// weights of the next part or group are fetched.
 //
-//   group of weights ─┬─ 32 rows of x ─┬─ part of the inputs ─┬─ block of 16 outputs: two sums, a step after the other
-//                     ├─ the next 32   ├─ the next part       ├─ the next block
+//   group of weights ─┬─ part of the inputs ─┬─ 32 rows of x ─┬─ block of 16 outputs: two sums, a step after the other
+//                     ├─ the next part       ├─ the next 32   ├─ the next block
 //
 // A processor has few tile registers beyond the eight that have names, and two threads of a core share them: there are
 // two sums at a time, and a factor is cleared as soon as it was read for the last time, for a tile that is zero takes none.
@@ -50,6 +51,7 @@ constexpr int64_t kWeightsOnce = 144 << 10;     // bytes of a group that is read
 constexpr int64_t kReadOnce = 384;              // rows up to which each weight is read by one thread only
 constexpr int64_t kTasks = 4;                   // a thread, or more: none is to wait long
 constexpr int64_t kSmallestChunk = 64;          // rows
+constexpr int64_t kLargestChunk = 384;          // rows whose sums stay in the second-level cache
 
 OCTAVO_INLINE void prefetch_tile(const void* at) {
   for (int64_t line = 0; line < kTileRows; ++line)
@@ -314,6 +316,7 @@ class ManyRows {
     groups_ = (panels_ + group_ - 1) / group_;
     const int64_t wanted = once ? 1 : (tasks + groups_ - 1) / groups_;
     chunk_ = std::max(kSmallestChunk, ((call.rows + wanted - 1) / wanted + kPairRows - 1) / kPairRows * kPairRows);
+    if (parts_ > 1) chunk_ = std::min(chunk_, kLargestChunk);
     chunks_ = (call.rows + chunk_ - 1) / chunk_;
   }
 
@@ -330,6 +333,7 @@ class ManyRows {
   struct Work {
     float* sums;
     uint32_t* widened;
+    int64_t group;  // that is widened
     int64_t turn;
     Pending<Out> pending;
     Ahead ahead;
@@ -340,56 +344,71 @@ class ManyRows {
     pending.rows = 0;
   }
 
-  // A task is a group of panels for some rows, the next one the same group for the next rows.
+  // A task is a group of panels for a chunk of rows, the next one the same group for the next rows.
   void work_off(int64_t thread, Shares& shares) const {
-    const int64_t sums_bytes = (parts_ == 1 ? 2 : group_) * kPairRows * kPairRows * 4;
-    const int64_t widened_bytes = shape_.call.format == Format::plain ? 0 : group_ * kPanel * shape_.block_words * 4;
+    const int64_t pairs = parts_ == 1 ? 2 : group_ * (chunk_ / kPairRows);
+    const int64_t sums_bytes = pairs * kPairRows * kPairRows * 4;
+    const int64_t widened_bytes = plain() ? 0 : group_ * kPanel * shape_.block_words * 4;
     char* memory = static_cast<char*>(scratch(sums_bytes + widened_bytes));
     const Tiles tiles(kTileRows);
-    Work work{reinterpret_cast<float*>(memory), reinterpret_cast<uint32_t*>(memory + sums_bytes), 0, {}, {}};
-    for (int64_t task = shares.take(thread); task >= 0; task = shares.take(thread)) {
-      const int64_t after = shares.next(thread);
-      work.ahead = after >= 0 ? ahead(task, after) : Ahead{};
-      multiply_group(task / chunks_, task % chunks_ * chunk_, work);
-    }
+    Work work{reinterpret_cast<float*>(memory), reinterpret_cast<uint32_t*>(memory + sums_bytes), -1, 0, {}, {}};
+    for (int64_t task = shares.take(thread); task >= 0; task = shares.take(thread))
+      multiply_group(task, shares.next(thread), work);
     finish_all(work.pending);
   }
 
   const Linear& call() const { return shape_.call; }
+  bool plain() const { return call().format == Format::plain; }
 
-  int64_t panel_bytes() const { return kPanel * shape_.block_words * 4; }
   int64_t first_panel(int64_t group) const { return panels_ * group / groups_; }
+  int64_t first_step(int64_t part) const { return shape_.whole_steps * part / parts_; }
 
-  // The weights of task `after`, where they are others than those of `task`: fetched with the steps of `task`.
-  Ahead ahead(int64_t task, int64_t after) const {
+  // Of what stays in the second-level cache: a part of the inputs, or all of them where they are widened.
+  int64_t panel_bytes() const {
+    return kPanel * (plain() && parts_ > 1 ? (shape_.whole_steps + parts_ - 1) / parts_ * kTileBytes
+                                           : shape_.block_words * 4);
+  }
+
+  // The weights of a part of task `after`, where they are others than those of `task`: fetched with the steps of a part.
+  Ahead ahead(int64_t task, int64_t after, int64_t part) const {
     const int64_t group = task / chunks_, next = after / chunks_;
-    if (call().format != Format::plain || next == group) return {};
+    if (!plain() || (next == group && parts_ == 1)) return {};
     const int64_t begin = first_panel(next) * kPanel, end = std::min(first_panel(next + 1) * kPanel, shape_.blocks);
     const int64_t rows = std::min(chunk_, call().rows - task % chunks_ * chunk_);
     const int64_t passes = (rows + kPairRows - 1) / kPairRows * (first_panel(group + 1) - first_panel(group)) * kPanel;
-    return Ahead::of(shape_.weight(begin), (end - begin) * shape_.block_words * 4, passes * shape_.whole_steps);
+    const int64_t steps = passes * (shape_.whole_steps / parts_), block_bytes = shape_.block_words * 4;
+    if (parts_ == 1) return Ahead::of(shape_.weight(begin), (end - begin) * block_bytes, steps);
+    return Ahead::of(shape_.weight(begin) + first_step(part) * kTileWords,
+                     (first_step(part + 1) - first_step(part)) * kTileBytes, end - begin, block_bytes, steps);
   }
 
-  void multiply_group(int64_t group, int64_t row, Work& work) const {
-    const int64_t panel = first_panel(group), last = first_panel(group + 1), end = std::min(call().rows, row + chunk_);
-    const uint32_t* weight = shape_.weight(panel * kPanel);
-    if (call().format != Format::plain) {
-      weight = work.widened;
+  // after: the next task, or -1.
+  void multiply_group(int64_t task, int64_t after, Work& work) const {
+    const int64_t group = task / chunks_, begin = task % chunks_ * chunk_, end = std::min(call().rows, begin + chunk_);
+    const int64_t panel = first_panel(group), last = first_panel(group + 1);
+    const uint32_t* weight = plain() ? shape_.weight(panel * kPanel) : work.widened;
+    if (!plain() && work.group != group)
       widen_blocks(call(), shape_.layout, panel * kPanel, std::min(shape_.blocks, last * kPanel) - panel * kPanel,
                    work.widened);
+    work.group = group;
+    for (int64_t part = 0; part < parts_; ++part) {
+      const int64_t then = part + 1 < parts_ ? task : after;
+      work.ahead = then >= 0 ? ahead(task, then, (part + 1) % parts_) : Ahead{};
+      if (part == 0 && parts_ > 1) finish_all(work.pending);
+      for (int64_t row = begin; row < end; row += kPairRows) {
+        float* sums = work.sums + (parts_ == 1 ? 0 : (row - begin) / kPairRows * group_) * kPairRows * kPairRows;
+        multiply_part(row, std::min(kPairRows, end - row), panel, last, part, weight, sums, work);
+      }
     }
-    for (; row < end; row += kPairRows)
-      for (int64_t part = 0; part < parts_; ++part)
-        multiply_part(row, std::min(kPairRows, end - row), panel, last, part, weight, work);
   }
 
   // The panels' products of a part of up to 32 rows.
   __attribute__((noinline)) void multiply_part(int64_t row, int64_t rows, int64_t panel, int64_t last, int64_t part,
-                                               const uint32_t* weight, Work& work) const {
+                                               const uint32_t* weight, float* all_sums, Work& work) const {
     alignas(64) bf16 tail_x[kPairRows * kStepInputs];
     alignas(64) uint32_t tail[kTileWords];
     const bool two = rows > kTileRows, ends = part == parts_ - 1, has_tail = ends && shape_.has_tail;
-    const int64_t from = shape_.whole_steps * part / parts_, to = shape_.whole_steps * (part + 1) / parts_;
+    const int64_t from = first_step(part), to = first_step(part + 1);
     const int64_t begin = shape_.first_of(row);
     Part pass{};
     pass.x = shape_.rows_of(row, two).step(from);
@@ -403,10 +422,9 @@ class ManyRows {
     const bool by_rows = ends && silu_;
     const auto add_up = two ? by_rows ? add_up_rows<2, true, Out> : add_up_rows<2, false, Out>
                             : by_rows ? add_up_rows<1, true, Out> : add_up_rows<1, false, Out>;
-    if (part == 0 && parts_ > 1) finish_all(work.pending);
     for (int64_t p = panel; p < last; ++p) {
       const int64_t block = p * kPanel, blocks = std::min(kPanel, shape_.blocks - block);
-      float* sums = work.sums + (parts_ == 1 ? work.turn++ % 2 : p - panel) * kPairRows * kPairRows;
+      float* sums = all_sums + (parts_ == 1 ? work.turn++ % 2 : p - panel) * kPairRows * kPairRows;
       for (int64_t b = 0; b < blocks; ++b) {
         const uint32_t* lines = weight + ((p - panel) * kPanel + b) * shape_.block_words;
         pass.weight = lines + from * kTileWords;

@@ -182,7 +182,7 @@ def eight_bit_floats(out_size: int, in_size: int, span: int, seed: int = 0) -> n
 def test_8_bit_floats_give_the_bits_of_the_same_weights_in_bfloat16(span: int) -> None:
     name = f"F8_E4M3:{span}"
     assert kernels.keeps(name)
-    for out_size, blocks, count in [(16, 1, 1), (40, 3, 2), (33, 2, 13), (64, 5, 70), (96, 2, 300)]:
+    for out_size, blocks, count in [(16, 1, 1), (40, 3, 2), (33, 2, 13), (64, 5, 70), (1100, 6, 500), (96, 2, 300)]:
         in_size = blocks * span
         data = eight_bit_floats(out_size, in_size, span, seed=count)
         values = torch.from_numpy(to_float32(name, data).reshape(out_size, in_size))
