@@ -93,7 +93,7 @@ template <typename Work>
 void whole_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count, int64_t ranges) {
   std::atomic<int64_t> next{0};
   pool().run(std::min<int64_t>(ranges, pool().size()), [&](int64_t) {
-    const int64_t size = Work::sums_size(call);
+    const int64_t size = Work::sums_size(call, Work::kTile);
     float* sums = static_cast<float*>(scratch(2 * size * kFloat + Work::Room::bytes(call.cache)));
     typename Work::State part{{}, {}, sums}, whole{{}, {}, sums + size};
     typename Work::Room room(call.cache, sums + 2 * size);
@@ -124,10 +124,12 @@ struct Piece {
 // Few tiles with long contexts: partitions are shared out, and merged when all are there.
 template <typename Work>
 void shared_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count, int64_t num_pieces) {
-  const int64_t size = Work::sums_size(call);
+  int64_t most = 0;
+  for (int64_t index = 0; index < count; ++index) most = std::max(most, tiles[index].count);
+  const int64_t size = Work::sums_size(call, most);
   const Buffer<Piece> pieces(num_pieces);
   const Buffer<typename Work::State> parts(num_pieces);
-  const Buffer<float> sums((num_pieces + 1) * size);
+  const auto sums = Buffer<float>::of_anything((num_pieces + 1) * size);
   for (int64_t index = 0, next = 0; index < count; ++index) {
     const Work work(call, tiles[index]);
     for (int64_t p = 0; p < work.partitions(); ++p, ++next) {

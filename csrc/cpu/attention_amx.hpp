@@ -20,18 +20,15 @@
 namespace octavo::OCTAVO_LEVEL {
 namespace {
 
-// 2^x for x <= 0: 0 from -150 down, NaN for NaN. With x = n + f and |f| <= 1/2, 2^f by a polynomial whose relative error is
-// below 4e-6 (a fit of degree 4).
+// 2^x for x <= 0: 0 from -150 down, NaN for NaN. With x = n + f, n whole and 0 <= f < 1, 2^f by a polynomial whose relative
+// error is below 8e-5 (a fit of degree 3): weights are rounded to bf16, by up to 4e-3, when they are multiplied.
 OCTAVO_INLINE __m512 power_of_two(__m512 x) {
-  const __m512 bounded = _mm512_maskz_max_ps(kAll, _mm512_set1_ps(-160.0f), x);  // of a NaN it keeps the second
-  const __m512 n = _mm512_maskz_roundscale_ps(kAll, bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 f = _mm512_sub_ps(bounded, n);
-  __m512 p = _mm512_set1_ps(9.582852993e-3f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.590642474e-2f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.402409861e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.931241934e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-  return _mm512_maskz_scalef_ps(kAll, p, n);
+  const __m512 f = _mm512_maskz_reduce_ps(kAll, x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  __m512 p = _mm512_set1_ps(7.802452147e-2f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.260671556e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.958335638e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.999251962e-1f));
+  return _mm512_maskz_scalef_ps(kAll, p, x);  // times 2^n: it rounds x down
 }
 
 // Sums of a tile of 16 vectors and Blocks tiles of 16 columns in tiles 0 to 3; tile 4 is the vectors', 5 to 7 are the
@@ -79,7 +76,7 @@ struct TwoRows {
   // rows: tiles that are `apart`.
   template <typename Columns>
   static OCTAVO_INLINE void add(const bf16* rows, int64_t apart, int64_t stride, const Columns& columns) {
-    load_tile<6>(columns(0), 64);
+    stream_tile<6>(columns(0), 64);
     load_tile<4>(rows, stride);
     multiply_tiles<0, 4, 6>();
     clear_tile<4>();
@@ -138,7 +135,7 @@ class AmxRoom {
   static constexpr int64_t kStepChannels = 32, kStepPositions = 32;
   static constexpr int64_t kTileHalves = 512;  // of 16 bits
   static constexpr int64_t kWeightsLine = kPartition + kStepPositions;  // an odd number of cache lines
-  static constexpr int64_t kVectors = 4 * kTileRows;
+  static constexpr int64_t kVectors = 6 * kTileRows;
 
   static int64_t steps(const KVCache& cache) { return padded(cache.head_size, kStepChannels) / kStepChannels; }
   static int64_t bytes(const KVCache& cache) {
@@ -338,18 +335,19 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
     Products<Rows, Blocks>::end(scores, kWeightsStride);
   }
 
-  // Calls some(group, lanes) for groups of 16 positions of which the vector sees some, whole(group) for others.
-  template <typename Some, typename Whole>
-  OCTAVO_INLINE void each_group(int64_t begin, int64_t end, const Some& some, const Whole& whole) const {
+  // Goes through groups of 16 positions in ascending order: two(group) for that one and the next, where the vector sees all
+  // of both, some(group, lanes) for others.
+  template <typename Some, typename Two>
+  OCTAVO_INLINE void each_group(int64_t begin, int64_t end, const Some& some, const Two& two) const {
     int64_t group = begin / kLanes * kLanes;
-    const auto part = [&] {
+    const auto one = [&] {
       const int64_t first = std::max<int64_t>(begin - group, 0), last = std::min(end - group, int64_t{kLanes});
       some(group, static_cast<__mmask16>((1u << last) - (1u << first)));
       group += kLanes;
     };
-    if (group < begin && group < end) part();
-    for (; group + kLanes <= end; group += kLanes) whole(group);
-    if (group < end) part();
+    if (group < begin && group < end) one();
+    for (; group + 2 * kLanes <= end; group += 2 * kLanes) two(group);
+    while (group < end) one();
   }
 
   // Scores to weights e^(score - most), 0 where the vector may not look; their sum and the largest score. low and high are
@@ -370,24 +368,33 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
         store(scores + i, tanh(load(scores + i) * call_.scale / call_.softcap) * call_.softcap);
       scale = 1.0f;
     }
-    __m512 most = _mm512_set1_ps(-__builtin_inff());
+    __m512 most = _mm512_set1_ps(-__builtin_inff()), other = most;
     // A NaN takes the place of what was there, and is found in the weights.
     each_group(
         begin, end,
         [&](int64_t i, __mmask16 seen) { most = _mm512_mask_max_ps(most, seen, most, _mm512_load_ps(scores + i)); },
-        [&](int64_t i) { most = _mm512_maskz_max_ps(kAll, most, _mm512_load_ps(scores + i)); });
+        [&](int64_t i) {
+          most = _mm512_maskz_max_ps(kAll, most, _mm512_load_ps(scores + i));
+          other = _mm512_maskz_max_ps(kAll, other, _mm512_load_ps(scores + i + kLanes));
+        });
+    most = _mm512_maskz_max_ps(kAll, most, other);
     const float peak = joined(most, [](auto a, auto b) { return a > b ? a : b; }) * scale;
     state.most[v] = peak;
     const __m512 factor = _mm512_set1_ps(scale * kLog2E), offset = _mm512_set1_ps(peak * kLog2E);
     __m512 total = _mm512_setzero_ps();
     const auto weigh = [&](int64_t i) { return power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, offset)); };
-    const auto put = [&](int64_t i, __m512 weight) {
-      total = _mm512_add_ps(total, weight);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i), (__m256i)_mm512_cvtneps_pbh(weight));
-    };
     each_group(
-        begin, end, [&](int64_t i, __mmask16 seen) { put(i, _mm512_maskz_mov_ps(seen, weigh(i))); },
-        [&](int64_t i) { put(i, weigh(i)); });
+        begin, end,
+        [&](int64_t i, __mmask16 seen) {
+          const __m512 weight = _mm512_maskz_mov_ps(seen, weigh(i));
+          total = _mm512_add_ps(total, weight);
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i), (__m256i)_mm512_cvtneps_pbh(weight));
+        },
+        [&](int64_t i) {
+          const __m512 first = weigh(i), second = weigh(i + kLanes);
+          total = _mm512_add_ps(_mm512_add_ps(total, first), second);
+          _mm512_storeu_si512(weights + i, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+        });
     state.total[v] = joined(total, [](auto a, auto b) { return a + b; });
   }
 

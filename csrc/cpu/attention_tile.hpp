@@ -40,7 +40,7 @@ template <int Vectors>
 struct State {
   float most[Vectors];
   float total[Vectors];
-  float* sums;  // [Vectors, head_size padded to 16]
+  float* sums;  // [vectors, head_size padded to 16]
 };
 
 // What a thread reduces after a partition, or null.
@@ -86,8 +86,10 @@ class TileView {
     }
   }
 
-  // Room for what `State::sums` points to.
-  static int64_t sums_size(const Attention& call) { return kTile * padded(call.cache.head_size, kLanes); }
+  // Room for what `State::sums` points to, of tiles of up to so many vectors.
+  static int64_t sums_size(const Attention& call, int64_t vectors) {
+    return (vectors > kLanes ? kTile : std::min(kTile, kLanes)) * padded(call.cache.head_size, kLanes);
+  }
 
   int64_t first_partition() const { return low_ / kPartition; }
   int64_t partitions() const { return (high_ + kPartition - 1) / kPartition - first_partition(); }

@@ -348,12 +348,13 @@ OCTAVO_INLINE f32x16 erf(f32x16 x) {
   return by_registers([](auto part) { return erf_register(part); }, x);
 }
 
-// An array of its own, cleared. Levels use no std::vector: of a template that several files instantiate the linker keeps
+// An array of its own, cleared, or of anything. Levels use no std::vector: of a template that several files instantiate the linker keeps
 // one copy for all, and if that one was compiled for AVX-512 it would run on machines without it.
 template <typename T>
 class Buffer {
  public:
-  explicit Buffer(int64_t size) : data_(new T[size]()) {}
+  explicit Buffer(int64_t size) : Buffer(new T[size]()) {}
+  static Buffer of_anything(int64_t size) { return Buffer(new T[size]); }
   ~Buffer() { delete[] data_; }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -361,6 +362,8 @@ class Buffer {
   T& operator[](int64_t index) const { return data_[index]; }
 
  private:
+  explicit Buffer(T* data) : data_(data) {}
+
   T* data_;
 };
 
