@@ -1,17 +1,21 @@
 """What the HTTP server bears from a client: bytes that are no request, requests that never end, answers that are never
 read. Each costs the one who sends it his connection, and nobody else anything."""
 
+import contextlib
+import http.client
 import json
 import os
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from octavo.entrypoints import body_refusal
 from octavo.entrypoints.http_protocol import HttpProtocol
 from tests.entrypoints.conftest import Server
 from tests.entrypoints.wire import WireServer, head, receive_all
@@ -22,6 +26,7 @@ COMPLETION = head("POST", "/v1/completions", JSON, f"Content-Length: {len(BODY)}
 CLOSE = "Connection: close"
 HEALTH = head("GET", "/health", CLOSE)
 LARGE = 50_000_000
+MILLION = 1_000_000
 
 Serve = Callable[..., WireServer]
 
@@ -191,6 +196,65 @@ def test_who_waits_to_be_asked_for_the_body_is_asked_or_refused(serve: Serve) ->
         assert b"abcd" in receive_all(client)
     too_large = head("POST", "/nowhere", JSON, "Expect: 100-continue", "Content-Length: 2000")
     assert status(wire.talk(too_large)) == 404
+
+
+# ---- large senders ---------------------------------------------------------------------------------------------------
+
+
+def post_then_read(wire: WireServer, path: str, num_bytes: int) -> tuple[int, str | None]:
+    """As many clients do: all is sent before anything is read. Status and ``connection`` of what they see then."""
+    connection = http.client.HTTPConnection(*wire.address, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("POST", path, bytes(num_bytes), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert json.loads(answer.read())["error"]["code"] == answer.status
+        return answer.status, answer.getheader("connection")
+
+
+@pytest.mark.parametrize(
+    ("path", "seen"),
+    [
+        ("/v1/completions", (413, "close")),
+        ("/tokenize", (413, "close")),
+        ("/nowhere", (404, None)),
+        ("/health", (405, None)),
+    ],
+)
+def test_who_sends_all_before_reading_sees_the_refusal(plain: WireServer, path: str, seen: Any) -> None:
+    assert post_then_read(plain, path, 40 * MILLION) == seen
+
+
+def test_and_sees_that_there_are_too_many_connections(serve: Serve) -> None:
+    wire = serve(max_connections=1)
+    with wire.connect():
+        assert wait_until(lambda: wire.num_connections == 1)
+        assert post_then_read(wire, "/v1/completions", 40 * MILLION) == (503, "close")
+
+
+def test_without_throwing_away_what_comes_it_does_not(plain: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    monkeypatch.setattr(body_refusal, "_BYTES", MILLION)
+    with pytest.raises(ConnectionError):
+        post_then_read(plain, "/v1/completions", 40 * MILLION)
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 10000000000", "Transfer-Encoding: chunked"])
+def test_a_body_of_gigabytes_is_cut_off(plain: WireServer, framing: str) -> None:
+    chunked = framing.startswith("T")
+    part = b"%x\r\n" % MILLION * chunked + bytes(MILLION) + b"\r\n" * chunked
+    before, sent = resident_bytes(), 0
+    with plain.connect() as client:
+        client.sendall(head("POST", "/v1/completions", JSON, framing))
+        with pytest.raises(ConnectionError):
+            while sent < 10_000_000_000:
+                client.sendall(part)
+                sent += len(part)
+    assert sent < 300_000_000
+    assert resident_bytes() - before < 50_000_000
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 # ---- slow senders ----------------------------------------------------------------------------------------------------
