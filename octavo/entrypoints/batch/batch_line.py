@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.entrypoints.openai.responses import encode
+from octavo.entrypoints.repeated_fields import repeated_field
 
 __all__ = ["ROUTES", "BadLine", "BatchRequest", "answer_line", "error_line", "is_transient", "line_id", "read_line"]
 
@@ -54,6 +55,10 @@ def read_line(line: bytes) -> BatchRequest:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         expected = '{"custom_id": "…", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
         raise BadLine(f"{why}; expected {expected}", _custom_id(line)) from None
+    repeated = repeated_field(line, msgspec.json.decode(line))
+    if repeated is not None:
+        name = repeated.name[:_LONGEST_SHOWN] or "a field"
+        raise BadLine(f"{name} is there more than once in one object; leave all but one out", request.custom_id)
     if request.method != "POST":
         raise BadLine(f"method must be POST, got {request.method!r:.{_LONGEST_SHOWN}}", request.custom_id)
     if request.url not in ROUTES:
