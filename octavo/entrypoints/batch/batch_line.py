@@ -58,7 +58,7 @@ def read_line(line: bytes) -> BatchRequest:
     repeated = repeated_field(line, msgspec.json.decode(line))
     if repeated is not None:
         name = repeated.name[:_LONGEST_SHOWN] or "a field"
-        raise BadLine(f"{name} is there more than once in one object; leave all but one out", request.custom_id)
+        raise BadLine(f"{name} is there more than once in one object; state it once", request.custom_id)
     if request.method != "POST":
         raise BadLine(f"method must be POST, got {request.method!r:.{_LONGEST_SHOWN}}", request.custom_id)
     if request.url not in ROUTES:
