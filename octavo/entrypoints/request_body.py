@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from octavo.entrypoints.errors import PayloadTooLargeError, SchemaError, UnavailableError
-from octavo.entrypoints.repeated_fields import between_strings, repeated_field
+from octavo.entrypoints.json_text import between_strings, lone_surrogate, repeated_field
 
 __all__ = ["BodyMemory", "read_request"]
 
@@ -99,9 +99,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
     repeated = repeated_field(body, value)
     if repeated is not None:
         name = repeated.name[:60]
-        message = (
-            f"{name or 'a field'} is there more than once in one object of the request body; leave all but one out"
-        )
+        message = f"{name or 'a field'} is there more than once in one object of the request body; state it once"
         raise SchemaError(message, param=name if repeated.is_outermost else None)
     return value
 
@@ -168,6 +166,9 @@ def _explained(body: bytes, error: msgspec.MsgspecError) -> SchemaError:
                 return SchemaError(f"{name[:60]} must be a finite number", param=name[:60])
             if isinstance(entry, int) and entry.bit_length() > 64:
                 return SchemaError(f"{name[:60]} is an integer out of range", param=name[:60])
+    surrogate = lone_surrogate(body)
+    if surrogate is not None:
+        return SchemaError(f"the request body has {surrogate}, half of a surrogate pair, which is not text")
     return SchemaError(f"the request body is not valid JSON: {error}")
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from octavo.entrypoints.json_text import lone_surrogate, repeated_field
 from octavo.entrypoints.openai.responses import encode
-from octavo.entrypoints.repeated_fields import repeated_field
 
 __all__ = ["ROUTES", "BadLine", "BatchRequest", "answer_line", "error_line", "is_transient", "line_id", "read_line"]
 
@@ -52,7 +52,10 @@ def read_line(line: bytes) -> BatchRequest:
     try:
         request = _decode(line)
     except (msgspec.MsgspecError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        surrogate = lone_surrogate(line)
+        why = str(error) if surrogate is None else f"it has {surrogate}, half of a surrogate pair, which is not text"
+        if isinstance(error, RecursionError):
+            why = "it is nested too deeply"
         expected = '{"custom_id": "…", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
         raise BadLine(f"{why}; expected {expected}", _custom_id(line)) from None
     repeated = repeated_field(line, msgspec.json.decode(line))

@@ -1,4 +1,5 @@
-"""A field that stands twice in one object of a body is refused by its name; which of both was meant nobody knows."""
+"""A field that stands twice in one object of a body is refused by its name: which of both was meant nobody knows. Half
+of a surrogate pair is called that, wherever it stands."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.entrypoints.batch.batch_line import BadLine, read_line
-from octavo.entrypoints.repeated_fields import repeated_field
+from octavo.entrypoints.json_text import lone_surrogate, repeated_field
 
 Error = Callable[..., dict[str, Any]]
 
@@ -66,3 +67,36 @@ def test_of_what_any_body_says_once_nothing_is_refused(value: Any, ascii_only: b
         assert repeated_field(twice, msgspec.json.decode(twice)) == (name, True)
         within = b'{"a":[%b]}' % twice
         assert repeated_field(within, msgspec.json.decode(within)) == (name, False)
+
+
+HALVES = [
+    r"\ud800",
+    r"\uDBFF",
+    r"\udc00",
+    r"\uDfff",
+    r"\\\ud83d",
+    r"\ud800\ud83d\ude00",
+    r"\ud83d\ude00\udc00",
+    r"\ud83d\u0061",
+]
+PAIRS = [r"\ud83d\ude00", r"\\ud800", r"\\\\udc00", r"\ud83d\ude00\uD83D\uDE00", "ud800", r"\u0d80"]
+
+
+@pytest.mark.parametrize("after", ["", "abc", "x" * 80])
+@pytest.mark.parametrize("half", HALVES)
+def test_half_a_surrogate_pair_is_called_that(server: Any, error: Error, half: str, after: str) -> None:
+    for body in (b'{"prompt":"%b"}', b'{"prompt":"a","%b":1}', b'{"prompt":"' + b"x" * 15_000 + b'%b"}'):
+        refused = error(server.post("/v1/completions", body % (half + after).encode()), 400)
+        assert refused["message"].endswith(", half of a surrogate pair, which is not text")
+    with pytest.raises(BadLine, match="half of a surrogate pair"):
+        read_line(b'{"custom_id": "%b"}' % half.encode())
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_what_looks_like_one_is_none(server: Any, error: Error, pair: str) -> None:
+    """The control."""
+    body = b'{"prompt":"a","max_tokens":1,"user":"%b"}' % pair.encode()
+    assert server.post("/v1/completions", body).status_code == 200
+    assert lone_surrogate(body) is None
+    for num_cut in range(1, len(pair) + 2):
+        assert "truncated" in error(server.post("/v1/completions", body[:-num_cut]), 400)["message"]

@@ -1,14 +1,21 @@
-"""Fields that stand twice in one object of a JSON text. A decoder keeps the last one and says nothing, so what a text
-states is counted beside what came of it: as many colons are between its strings as it has fields."""
+"""What the decoder of a JSON text does not say: that a field stands twice in one object, where it keeps the last one,
+and that there is half of a surrogate pair, which it may take for an end that is missing.
+"""
 
 import json
+import re
 from typing import Any, NamedTuple
 
-__all__ = ["RepeatedField", "between_strings", "repeated_field"]
+__all__ = ["RepeatedField", "between_strings", "lone_surrogate", "repeated_field"]
 
 _SLICE = 1 << 20
-# Longer texts are not read a second time to find the name.
-_LONGEST_NAMED = 64 * 1024
+# Longer texts are not read a second time to find a name, and of them only the end is looked at.
+_LONGEST_READ = 64 * 1024
+
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_CUT_OFF = rb"(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z"
+# Not after a backslash that is itself escaped.
+_LONE = re.compile(rb"(?<!\\)(?:\\\\)*(%b(?!%b|%b)|(?<!%b)%b)" % (_HIGH, _LOW, _CUT_OFF, _HIGH, _LOW))
 
 
 class RepeatedField(NamedTuple):
@@ -22,7 +29,7 @@ def repeated_field(text: bytes, value: dict[str, Any]) -> RepeatedField | None:
     """Args:
 
     text: a JSON object, valid.
-    value: what a decoder has made of it.
+    value: what a decoder has made of it: as many colons are between the strings of the text as it has fields.
     """
     num_colons = text.count(b":")
     if num_colons == len(value):
@@ -30,7 +37,7 @@ def repeated_field(text: bytes, value: dict[str, Any]) -> RepeatedField | None:
     num_kept = _num_fields(value)
     if num_colons == num_kept or between_strings(text).count(b":") == num_kept:
         return None
-    return _named(text) if len(text) <= _LONGEST_NAMED else RepeatedField("", False)
+    return _named(text) if len(text) <= _LONGEST_READ else RepeatedField("", False)
 
 
 def _num_fields(value: dict[str, Any]) -> int:
@@ -75,3 +82,10 @@ def between_strings(text: bytes) -> bytes:
         outside.append(b"".join(parts[within::2]))
         within = (within + len(parts) - 1) % 2
     return b"".join(outside)
+
+
+def lone_surrogate(text: bytes) -> str | None:
+    """An escape that is half of a surrogate pair, if there is one near the end of the text: where the decoder finds
+    fewer bytes behind it than another escape has, it says that the text was cut off there."""
+    found = _LONE.search(text, max(0, len(text) - _LONGEST_READ))
+    return None if found is None else found[1].decode()
