@@ -45,7 +45,7 @@ class RequestOutputKind(IntEnum):
 class _KnowsItsNames(msgspec.StructMeta):
     """The class of a Struct whose parameters people write by hand."""
 
-    def __call__(cls, *args: Any, **stated: Any) -> Any:
+    def __call__(cls, *args: Any, **stated: Any) -> Any:  # noqa: N805 (of a class of classes)
         for name in stated:
             if name not in cls.__struct_fields__:
                 close = difflib.get_close_matches(name, cls.__struct_fields__, n=1)

@@ -249,6 +249,6 @@ def test_a_parameter_that_there_is_not_is_named_with_the_one_that_was_meant(name
 
 
 def test_where_none_is_like_it_all_are_named() -> None:
-    with pytest.raises(TypeError, match="no parameter 'xyz'; known: allowed_token_ids, .*, truncate_prompt_tokens"):
+    with pytest.raises(TypeError, match=r"no parameter 'xyz'; known: allowed_token_ids, .*, truncate_prompt_tokens"):
         SamplingParams(xyz=1)  # type: ignore[call-arg]
     assert SamplingParams(top_p=0.5).top_p == 0.5  # the control
