@@ -176,10 +176,11 @@ def _log_like_octavo(uvicorn_logger: logging.Logger) -> None:
     """The same lines on the same stream."""
     uvicorn_logger.handlers = list(logging.getLogger("octavo").handlers)
     uvicorn_logger.propagate = False
-    # uvicorn's logger for everything but requests has a name that would make every line look like trouble.
-    logging.getLogger("uvicorn.error").addFilter(_rename)
+    logging.getLogger("uvicorn.error").addFilter(_in_our_words)
 
 
-def _rename(record: logging.LogRecord) -> bool:
+def _in_our_words(record: logging.LogRecord) -> bool:
+    """uvicorn's logger for everything but requests has a name that would make every line look like trouble. And that it
+    has "started" and "finished" reads like success where the model cannot be loaded."""
     record.name = "uvicorn"
-    return True
+    return not str(record.msg).startswith(("Started server process", "Finished server process"))
