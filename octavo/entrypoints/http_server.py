@@ -125,11 +125,15 @@ class HttpServer(uvicorn.Server):
         if self._refreshes_tls and counter % _TICKS_A_REFRESH == 0:
             self._tls.refresh()
         if counter % _TICKS_A_SWEEP == 0:
-            now = asyncio.get_running_loop().time()
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, HttpProtocol):
-                    connection.check(now)
+            self.sweep()
         return await super().on_tick(counter)
+
+    def sweep(self) -> None:
+        """Ends what has taken too long, on any connection."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, HttpProtocol):
+                connection.check(now)
 
     def abort_connections(self) -> None:
         """Closes all connections at once, whatever is still to be written to them."""
