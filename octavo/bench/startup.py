@@ -1,6 +1,7 @@
 """``octavo bench startup``: from a new process to a model that is ready, and to its first token."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from octavo.errors import OctavoError
 
 __all__ = ["measure_startup"]
 
+_CLASS_NAME = re.compile(r"^octavo\.errors\.\w+: ")
 _PROGRAM = """
 import json, sys, time
 start = time.monotonic()
@@ -33,7 +35,7 @@ def measure_startup(
         command = [sys.executable, "-c", _PROGRAM, json.dumps(engine_options)]
         process = subprocess.run(command, capture_output=True, text=True)
         if process.returncode:
-            raise OctavoError(f"the engine did not start: {process.stderr.strip().splitlines()[-1]}")
+            raise OctavoError(f"the engine did not start: {_cause(process)}")
         on_iteration()
         if index:
             found.append(json.loads(process.stdout.splitlines()[-1]))
@@ -44,3 +46,9 @@ def measure_startup(
         "ready_after_torch_ms": summary(list(ready)),
         "first_token_after_ready_ms": summary(list(first_token)),
     }
+
+
+def _cause(process: "subprocess.CompletedProcess[str]") -> str:
+    """What its traceback ends with, without the class of octavo's own errors; or how it ended, if it said nothing."""
+    lines = process.stderr.strip().splitlines()
+    return _CLASS_NAME.sub("", lines[-1]) if lines else f"its process ended with {process.returncode}"

@@ -49,7 +49,7 @@ def read(argv: Sequence[str] | None = None) -> argparse.Namespace:
     asked = _COMMANDS.get(words[0]) if words else None
     for command in _COMMANDS.values() if asked is None else (asked,):  # all their flags take long to declare
         command.add_parser(commands)
-    chosen: Parser = commands.choices.get(words[0], parser) if words else parser
+    chosen = parser.named(words)
     words = join_dotted(words, chosen.error)
     take_config_file(chosen, words)
     args, unknown = parser.parse_known_args(words)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.config import load_yaml
+from octavo.errors import ConfigError
 from octavo.logging import one_line
 
 if TYPE_CHECKING:
@@ -25,8 +27,13 @@ def take_config_file(parser: "Parser", words: Sequence[str]) -> None:
     file = _stated_file(words)
     if file is None:
         return
+    said: dict[str, str] = {}
     for key, value in _read(parser, file).items():
-        parser.set_defaults(**_parsed(parser, f"{_FLAG} {file}: {key!r}", key, value))
+        found = _parsed(parser, f"{_FLAG} {file}: {key!r}", key, value)
+        for name in found:
+            if said.setdefault(name, key) != key:
+                parser.error(f"{_FLAG} {file}: {said[name]!r} and {key!r} are the same flag; leave one of them out")
+        parser.set_defaults(**found)
 
 
 def _stated_file(words: Sequence[str]) -> str | None:
@@ -48,7 +55,9 @@ def _read(parser: "Parser", file: str) -> dict[str, Any]:
     try:
         if Path(file).stat().st_size > _MAX_BYTES:
             parser.error(f"{_FLAG} {file}: larger than {_MAX_BYTES} bytes")
-        found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        found = load_yaml(Path(file).read_text(encoding="utf-8"))
+    except ConfigError as error:
+        parser.error(f"{_FLAG} {file}: {error}")
     except OSError as error:
         parser.error(f"{_FLAG} {file}: cannot be read: {error.strerror}")
     except (yaml.YAMLError, ValueError, RecursionError) as error:

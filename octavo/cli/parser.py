@@ -5,6 +5,7 @@ import difflib
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from octavo.config import absent_flags
@@ -38,6 +39,14 @@ class Parser(argparse.ArgumentParser):
             help="show this and leave; with WORD: a flag, a group of options (listgroup: their names), or all that "
             "speak of it",
         )
+
+    def named(self, words: Sequence[str]) -> "Parser":
+        """The parser of the command, or of the command's command, with whose name the words begin."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and words and words[0] in action.choices:
+                found: Parser = action.choices[words[0]]
+                return found.named(words[1:])
+        return self
 
     def refuse(self, unknown: list[str]) -> NoReturn:
         """Exits with code 2."""

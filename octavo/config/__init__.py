@@ -18,6 +18,7 @@ from octavo.config.sampling_defaults import SAMPLING_DEFAULTS
 from octavo.config.scheduler import SchedulerConfig
 from octavo.config.server_config import ServerConfig
 from octavo.config.vllm_flags import AbsentFlag, absent_flags
+from octavo.config.yaml_text import load_yaml
 
 __all__ = [
     "QUANTIZED_WHILE_LOADING",
@@ -39,5 +40,6 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "absent_flags",
+    "load_yaml",
     "resolve_config",
 ]

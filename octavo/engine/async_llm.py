@@ -208,6 +208,11 @@ class AsyncLLM:
         if self.tracer is not None:
             self.tracer.close()
 
+    @property
+    def ended_well(self) -> bool:
+        """False after a ``shutdown`` at which the engine did not end by itself: it was stopped, or hung."""
+        return self._client is None or self._client.ended_well
+
     def engine_is_gone(self, cause: str) -> None:
         """For a front end that has joined another's engine: that one says how the engine has ended."""
         if self._client is not None:

@@ -40,7 +40,6 @@ class ChildProcess:
     def __init__(self, module: str, socket_dir: Path | None = None, pass_fds: Sequence[int] = ()) -> None:
         self.socket_dir = socket_dir or name_private_folder()
         self._process = _start(module, pass_fds)
-        self._exit_code: int | None = None
         # The child knows the folder before it is there: from then on there is no moment at which it could be left.
         self.send(str(self.socket_dir).encode())
         if socket_dir is None:
@@ -66,11 +65,12 @@ class ChildProcess:
         with contextlib.suppress(BrokenPipeError):
             self._stdin().close()
 
-    def kill(self) -> None:
-        """Ends it now; returns when it is gone."""
+    def kill(self) -> bool:
+        """Ends it now; returns when it is gone. Whether that was what ended it: it may have been about to."""
         self._process.kill()
-        self._process.wait()
+        exit_code = self._process.wait()
         self.end_input()
+        return exit_code == -signal.SIGKILL
 
     def on_exit(self, tell: Callable[[int], None]) -> threading.Thread:
         """``tell`` is called once with the exit code, from the thread that is returned."""

@@ -74,6 +74,11 @@ class AsyncEngineCoreClient(_Client, Protocol):
 
     heartbeat: "HeartbeatView | None"
 
+    @property
+    def ended_well(self) -> bool:
+        """False after a ``shutdown`` at which the engine did not end by itself."""
+        ...
+
     async def wait_ready(self, progress: Callable[[str, float], None] | None = None) -> EngineReady: ...
 
     async def get_outputs(self) -> EngineCoreOutputs:

@@ -12,8 +12,11 @@ from typing import Protocol
 from octavo.engine.child_process import ChildProcess
 from octavo.engine.private_folder import remove_private_folder
 from octavo.engine.serial import EngineLaunch, encode
+from octavo.logging import init_logger
 
 __all__ = ["EngineHost", "EngineProcess", "EngineThread", "early_engine", "engine_child"]
+
+logger = init_logger(__name__)
 
 _MODULE = "octavo.engine.core_proc"
 # A process that was started before its front end knew what to launch in it.
@@ -23,8 +26,9 @@ _early: list[ChildProcess] = []
 class EngineHost(Protocol):
     """``on_exit`` (given at construction) is called once with the exit code, from a thread of its own."""
 
-    def stop(self, timeout: float) -> None:
-        """Ends the engine if it still runs, and returns when ``on_exit`` has been called; seconds."""
+    def stop(self, timeout: float) -> bool:
+        """Ends the engine if it still runs, and returns when ``on_exit`` has been called; seconds. False: it did not
+        end by itself."""
         ...
 
 
@@ -64,13 +68,17 @@ class EngineProcess:
     def pid(self) -> int:
         return self._child.pid
 
-    def stop(self, timeout: float) -> None:
-        """The engine ends by itself when its standard input does; if it cannot, it is killed."""
+    def stop(self, timeout: float) -> bool:
+        """The engine ends by itself when its standard input does, whatever it computes; if it cannot, it is killed."""
         self._child.end_input()
         self._waiter.join(timeout)
-        if self._waiter.is_alive():
-            self._child.kill()
-            self._waiter.join()
+        if not self._waiter.is_alive():
+            return True
+        was_hung = self._child.kill()  # one with very much memory takes its time to give it back
+        self._waiter.join()
+        if was_hung:
+            logger.warning("the engine core process did not end within %g s, so it was killed", timeout)
+        return not was_hung
 
 
 class EngineThread:
@@ -84,10 +92,11 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
         self._thread.start()
 
-    def stop(self, timeout: float) -> None:
+    def stop(self, timeout: float) -> bool:
         """A thread cannot be killed: one that is still loading after ``timeout`` is left to end by itself."""
         self._proc.stop()
         self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         self._on_exit(self._proc.run())

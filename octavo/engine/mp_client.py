@@ -76,6 +76,8 @@ class _Connection:
 
     def __init__(self, socket_dir: Path, client_index: int = 0) -> None:
         self.exit_code: int | None = None
+        self.ended_well = True  # the engine, by itself, when it was told to
+        self.ended_well = True  # the engine, by itself, when it was told to
         self.client_index = client_index
         # The loop that watches the output socket: it must cease to before the socket is closed.
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -176,7 +178,7 @@ class _Connection:
             return
         self._closed = True
         if self.host is not None:
-            self.host.stop(timeout)
+            self.ended_well = self.host.stop(timeout)
         self.unwatch_output()
         self.context.destroy(linger=0)
         if self.host is not None:
@@ -204,6 +206,11 @@ class _MPClient:
         """Process id of the engine; None if it is a thread, or another front end's."""
         host = self._connection.host
         return host.pid if isinstance(host, EngineProcess) else None
+
+    @property
+    def ended_well(self) -> bool:
+        """False after a ``shutdown`` at which the engine did not end by itself."""
+        return self._connection.ended_well
 
     def pulse(self) -> Pulse:
         """How the engine does, also while it loads; its silence before its first beat counts from this client on."""

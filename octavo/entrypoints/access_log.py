@@ -25,8 +25,8 @@ _NOT_SHOWN = re.compile(r"[^!#-\[\]-~]")  # control characters, what separates f
 
 
 class AccessLog:
-    """ASGI middleware. What other layers leave in the scope's state is logged, too: ``api_key_name``, and
-    ``token_count`` (see TokenCount).
+    """ASGI middleware. What other layers leave in the scope's state is logged, too: ``api_key_name``,
+    ``token_count`` (see TokenCount), and ``stream_error``: the status that would have told of what a stream ended with.
 
     Args:
         app: what is behind it.
@@ -86,6 +86,8 @@ def _log(scope: Scope, status: int, began: float, first_byte: float) -> None:
         "request_id": request_id_of(scope),
         "seconds": round(time.monotonic() - began, 4),
     }
+    if "stream_error" in state:
+        fields["stream_error"] = state["stream_error"]
     if "api_key_name" in state:
         fields["key"] = _shown(state["api_key_name"], _LONGEST_NAME)
     if first_byte:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.entrypoints.active_requests import ActiveRequests
-from octavo.entrypoints.errors import error_event
+from octavo.entrypoints.errors import error_event, error_info
 from octavo.entrypoints.openai import Answer
 from octavo.entrypoints.openai.responses import encode, encode_in_pieces
 from octavo.entrypoints.stream_parts import send_of_parts
@@ -63,6 +63,7 @@ class AnswerResponse(Response):
                 raise
             if not isinstance(error, OctavoError):
                 logger.exception("stream failed")
+            scope["state"]["stream_error"] = error_info(error).code  # for the access log, which has seen a 200
             await _end(send, error_event(error) + _DONE)
         else:
             if self._begun:

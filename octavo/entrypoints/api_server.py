@@ -156,7 +156,7 @@ async def _answer(state: ServerState, request: Request, serving: _Serving[_Reque
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     except PayloadTooLargeError as error:
-        return BodyRefusal(error, name)
+        return BodyRefusal(error, [(b"x-request-id", name.encode())])
     create = functools.partial(serving.create, asked, serving.id_prefix + name, arrival_time)
     return AnswerResponse(create, state.active, functools.partial(_answer_headers, name, ignored))
 

@@ -1,4 +1,4 @@
-"""The answer to a body that is too large, while it is still arriving.
+"""The answer to a request that is the last of its connection, while its body is still arriving.
 
 A connection that is closed with bytes unread is reset, and many clients then never see what they were answered. So the
 answer is sent at once, and what arrives meanwhile is read and thrown away, for a while.
@@ -6,36 +6,39 @@ answer is sent at once, and what arrives meanwhile is read and thrown away, for 
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.entrypoints.errors import PayloadTooLargeError, error_response
+from octavo.entrypoints.errors import error_response
 
-__all__ = ["BodyRefusal"]
+__all__ = ["LINGER_SECONDS", "BodyRefusal"]
 
-_SECONDS = 2.0
-_BYTES = 32 * 1024 * 1024
+# Many clients send all before they read anything: what one is likely to have sent by mistake, at the speed of a LAN or
+# a good line. What comes beyond costs the client its answer, and the server nothing.
+LINGER_SECONDS = 4.0
+_BYTES = 256 * 1024 * 1024
 
 
 class BodyRefusal(Response):
     """Args:
 
     error: what the client is told.
-    request_id: of the request.
+    headers: beside those of every error.
     """
 
-    def __init__(self, error: PayloadTooLargeError, request_id: str) -> None:
+    def __init__(self, error: Exception, headers: Iterable[tuple[bytes, bytes]]) -> None:
         told = error_response(error)
-        super().__init__(told.body, told.status_code, media_type=told.media_type)
+        super().__init__(told.body, told.status_code)
         # What is beyond the bounds stays unread, so nothing else can come on this connection.
-        self.headers.update({"connection": "close", "x-request-id": request_id})
+        self.raw_headers = [*told.raw_headers, (b"connection", b"close"), *headers]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SECONDS):
+            async with asyncio.timeout(LINGER_SECONDS):
                 await _throw_away(receive)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -24,11 +24,13 @@ class FurtherFrontEnds:
 
     Attributes:
         failure: done when one has ended that was not told to, or badly, with what is to be said of it.
+        hung: after ``end``, those that did not end when they were told to.
     """
 
     def __init__(self, sockets: Sequence[socket.socket], socket_dir: Path | None) -> None:
         self._loop = asyncio.get_running_loop()
         self.failure: asyncio.Future[str] = self._loop.create_future()
+        self.hung: list[str] = []
         self._ending = self._closed = False
         self._fds = [sock.fileno() for sock in sockets]
         self._socket_dir = socket_dir
@@ -79,8 +81,10 @@ class FurtherFrontEnds:
         if self._ending:
             await self.wait(timeout)
         self._closed = True
-        for child in self._children:
-            child.kill()
+        late = self._running if self._ending else frozenset()
+        for index, child in enumerate(self._children, start=1):
+            if child.kill() and index in late:
+                self.hung.append(f"front end {index}")
 
     def _on_exit(self, index: int, exit_code: int) -> None:
         """In a thread of that child's own."""

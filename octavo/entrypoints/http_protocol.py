@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from octavo.config import LimitsConfig
 from octavo.entrypoints.access import RawHeaders
+from octavo.entrypoints.body_refusal import LINGER_SECONDS, BodyRefusal
 from octavo.entrypoints.errors import UnavailableError, error_response
 from octavo.entrypoints.whole_answers import WholeAnswers
 
@@ -97,9 +98,8 @@ class HttpProtocol(HttpToolsProtocol):
                 return
             message = "the server has as many connections as it may have (--max-connections); try again later"
             self._on_refused(self.client, 503, message)
-            response = error_response(UnavailableError(message))
-            response.raw_headers += self._refusal_headers(scope["headers"])
-            await response(scope, receive, send)
+            refusal = BodyRefusal(UnavailableError(message), self._refusal_headers(scope["headers"]))
+            await refusal(scope, receive, send)
 
         return answer
 
@@ -237,7 +237,7 @@ class HttpProtocol(HttpToolsProtocol):
             if self._reading is _Reading.DISCONNECT:
                 self._await_request()
             elif self._reading is _Reading.BODY:
-                self._deadline = self.loop.time() + _LINGER_SECONDS
+                self._deadline = self.loop.time() + LINGER_SECONDS
 
     def _await_request(self) -> None:
         self._reading = _Reading.NOTHING

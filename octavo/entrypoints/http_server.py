@@ -125,11 +125,15 @@ class HttpServer(uvicorn.Server):
         if self._refreshes_tls and counter % _TICKS_A_REFRESH == 0:
             self._tls.refresh()
         if counter % _TICKS_A_SWEEP == 0:
-            now = asyncio.get_running_loop().time()
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, HttpProtocol):
-                    connection.check(now)
+            self.sweep()
         return await super().on_tick(counter)
+
+    def sweep(self) -> None:
+        """Ends what has taken too long, on any connection."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, HttpProtocol):
+                connection.check(now)
 
     def abort_connections(self) -> None:
         """Closes all connections at once, whatever is still to be written to them."""
@@ -176,10 +180,11 @@ def _log_like_octavo(uvicorn_logger: logging.Logger) -> None:
     """The same lines on the same stream."""
     uvicorn_logger.handlers = list(logging.getLogger("octavo").handlers)
     uvicorn_logger.propagate = False
-    # uvicorn's logger for everything but requests has a name that would make every line look like trouble.
-    logging.getLogger("uvicorn.error").addFilter(_rename)
+    logging.getLogger("uvicorn.error").addFilter(_in_our_words)
 
 
-def _rename(record: logging.LogRecord) -> bool:
+def _in_our_words(record: logging.LogRecord) -> bool:
+    """uvicorn's logger for everything but requests has a name that would make every line look like trouble. And that it
+    has "started" and "finished" reads like success where the model cannot be loaded."""
     record.name = "uvicorn"
-    return True
+    return not str(record.msg).startswith(("Started server process", "Finished server process"))

@@ -111,7 +111,6 @@ class _ServerProcess:
             if self._state.services is None:
                 return 128 + self._signals[0]
             await self._drain(engine_task)
-            return 0
         finally:
             signal_task.cancel()
             # Before the engine was ready nobody has clients, and who is still starting up hears nothing yet.
@@ -122,6 +121,17 @@ class _ServerProcess:
             else:
                 engine_task.cancel()
             await asyncio.gather(http_task, engine_task, signal_task, return_exceptions=True)
+        self._raise_hung()
+        return 0
+
+    def _raise_hung(self) -> None:
+        """Raises, after a shutdown, if some process had to be killed for it."""
+        assert self._engine is not None
+        hung = list(self._others.hung) if self._engine.ended_well else ["the engine core process", *self._others.hung]
+        if hung:
+            cause = self._engine.pulse().cause
+            because = f"; {cause}" if cause and not self._engine.ended_well else ""
+            raise EngineDeadError(f"{' and '.join(hung)} did not end when it was told to, and was killed{because}")
 
     async def _raise_failure(self, engine_task: "asyncio.Task[None]") -> None:
         """Raises what is to be told if the engine or another front end has ended, after telling the clients."""

@@ -28,7 +28,9 @@ class Probes:
         """200 when the model is loaded and the engine alive, also while the server drains."""
         state = self._state
         if state.services is None:
-            loading = {"status": "loading", "stage": state.stage, "progress": round(state.progress, 3)}
+            loading: dict[str, Any] = {"status": "loading", "stage": state.stage}
+            if state.progress:
+                loading["progress"] = round(state.progress, 3)
             pulse = state.engine_pulse()
             return 503, loading | ({"cause": pulse.cause} if pulse.is_overdue else {})
         if state.dead_cause is not None:

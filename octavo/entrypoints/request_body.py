@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from octavo.entrypoints.errors import PayloadTooLargeError, SchemaError, UnavailableError
+from octavo.entrypoints.json_text import between_strings, lone_surrogate, repeated_field
 
 __all__ = ["BodyMemory", "read_request"]
 
@@ -26,7 +27,6 @@ _LONGEST_INLINE = 64 * 1024
 # A tenth or two of a second's work each: many fields are slow, ids of tokens are not.
 _MOST_CONTAINERS = 1 << 19
 _MOST_VALUES = (1 << 22) + (1 << 16)
-_SLICE = 1 << 20
 _MOST_LARGE_BODIES = 8
 
 # Larger bodies with a fault are not read a second time to find the field at fault.
@@ -68,7 +68,7 @@ async def read_request(request: Request, memory: BodyMemory, parse: Callable[[di
     Raises:
         HTTPException: 415, it is compressed.
         UnavailableError: there is no room for it in ``memory``.
-        SchemaError: it is not a JSON object, not said to be one, or one of too many parts.
+        SchemaError: it is not a JSON object, not said to be one, one of too many parts, or has a field twice.
         PayloadTooLargeError: it is larger than one may be; reading stops there.
         starlette.requests.ClientDisconnect: the client went away before its end.
         RequestError: by ``parse``.
@@ -96,6 +96,11 @@ def _json_object(body: bytes) -> dict[str, Any]:
         raise _explained(body, error) from None
     if not isinstance(value, dict):
         raise SchemaError(f"the request body must be a JSON object, got {_json_name(value)}")
+    repeated = repeated_field(body, value)
+    if repeated is not None:
+        name = repeated.name[:60]
+        message = f"{name or 'a field'} is there more than once in one object of the request body; state it once"
+        raise SchemaError(message, param=name if repeated.is_outermost else None)
     return value
 
 
@@ -103,7 +108,7 @@ def _check_parts(body: bytes) -> None:
     """The decoder lets nothing else go on, in whatever thread it works: it gets what it can do in a moment."""
     if _num_containers(body) <= _MOST_CONTAINERS and body.count(b",") <= _MOST_VALUES:
         return
-    outside = _without_strings(body)
+    outside = between_strings(body)
     if _num_containers(outside) > _MOST_CONTAINERS:
         raise SchemaError(f"the request body has more than {_MOST_CONTAINERS} arrays, objects and fields of objects")
     if outside.count(b",") > _MOST_VALUES:
@@ -112,18 +117,6 @@ def _check_parts(body: bytes) -> None:
 
 def _num_containers(body: bytes) -> int:
     return body.count(b"[") + body.count(b"{") + body.count(b":")
-
-
-def _without_strings(body: bytes) -> bytes:
-    """What stands between the strings of a JSON text, in slices, for others to go on in between."""
-    body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    outside = []
-    within = 0
-    for begin in range(0, len(body), _SLICE):
-        parts = body[begin : begin + _SLICE].split(b'"')
-        outside.append(b"".join(parts[within::2]))
-        within = (within + len(parts) - 1) % 2
-    return b"".join(outside)
 
 
 def _check_content_encoding(encoding: str) -> None:
@@ -173,6 +166,9 @@ def _explained(body: bytes, error: msgspec.MsgspecError) -> SchemaError:
                 return SchemaError(f"{name[:60]} must be a finite number", param=name[:60])
             if isinstance(entry, int) and entry.bit_length() > 64:
                 return SchemaError(f"{name[:60]} is an integer out of range", param=name[:60])
+    surrogate = lone_surrogate(body)
+    if surrogate is not None:
+        return SchemaError(f"the request body has {surrogate}, half of a surrogate pair, which is not text")
     return SchemaError(f"the request body is not valid JSON: {error}")
 
 

@@ -95,7 +95,7 @@ class ServerState:
 
     Attributes:
         stage: what is being loaded, until ``services`` are there.
-        progress: share of this stage, 0 to 1.
+        progress: share of this stage, 0 to 1; 0 also of a stage whose share nobody can tell.
         engine: also while it is being loaded.
         services: set when the engine is loaded.
         beats: of all front ends; None: there is one.
@@ -182,7 +182,8 @@ class ServerState:
     def serving(self) -> Services:
         """The services; UnavailableError if requests cannot be taken now."""
         if self.services is None:
-            raise UnavailableError(f"the model is still loading ({self.stage}, {self.progress:.0%}); try again later")
+            share = f", {self.progress:.0%}" if self.progress else ""
+            raise UnavailableError(f"the model is still loading ({self.stage}{share}); try again later")
         if self.dead_cause is not None:
             raise UnavailableError("the engine has died; the server is going down")
         if self.draining:

@@ -1,5 +1,6 @@
 """What a request may ask of the sampler and of its text, and the one place where it is checked."""
 
+import difflib
 from enum import IntEnum
 from typing import Any
 
@@ -41,7 +42,19 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2  # one output, at the end
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+class _KnowsItsNames(msgspec.StructMeta):
+    """The class of a Struct whose parameters people write by hand."""
+
+    def __call__(cls, *args: Any, **stated: Any) -> Any:  # noqa: N805 (of a class of classes)
+        for name in stated:
+            if name not in cls.__struct_fields__:
+                close = difflib.get_close_matches(name, cls.__struct_fields__, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(cls.__struct_fields__))}"
+                raise TypeError(f"{cls.__name__} has no parameter {name!r}; {hint}")
+        return super().__call__(*args, **stated)
+
+
+class SamplingParams(msgspec.Struct, metaclass=_KnowsItsNames, kw_only=True, omit_defaults=True):
     """Sampling parameters of one request, with vLLM's names and meanings.
 
     A row's logits are changed in this order: repetition, frequency and presence penalty; logit_bias; what must not be
@@ -87,6 +100,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Raises:
         RequestError: (a ValueError) for a value out of range; it names the parameter.
+        TypeError: there is no such parameter.
     """
 
     n: int = 1

@@ -14,6 +14,7 @@ import transformers
 
 import octavo as package
 from octavo import kernels
+from octavo.bench import startup
 from octavo.cli import main
 from octavo.kernels import limits
 from tests.properties.harness import SHAPE, save_model
@@ -113,8 +114,16 @@ def test_startup(bench: Bench) -> None:
 def test_startup_of_what_cannot_start_ends_with_its_reason(octavo: Callable[..., Any], tmp_path: Path) -> None:
     code, out, err = octavo("bench", "startup", "--model", tmp_path / "nothing", "--num-iters", "1")
     assert (code, out) == (1, "")
-    assert "octavo: error: the engine did not start: " in err
-    assert "nothing" in err
+    assert f"octavo: error: the engine did not start: MODEL '{tmp_path / 'nothing'}' is not there" in err
+
+
+def test_startup_of_what_ends_without_a_word_tells_how(
+    octavo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
+    code, _, err = octavo("bench", "startup", "--num-iters", "1")
+    assert code == 1
+    assert err.splitlines()[-1] == "octavo: error: the engine did not start: its process ended with -9"
 
 
 def test_roofline(bench: Bench, short_measurements: None) -> None:

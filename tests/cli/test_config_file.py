@@ -86,6 +86,9 @@ def test_an_empty_file_says_nothing(octavo: Octavo, served: list[Any], file: Pat
         ("tensor_parallel_size: 2", "'tensor_parallel_size': --tensor-parallel-size: octavo runs on one device"),
         ("model: [a]", "'model': text is expected, got ['a']"),
         ("- a", "flags' names and their values are expected"),
+        ("port: 1\nseed: 2\nport: 3", "line 3 says again what line 1 says; leave one of them out"),
+        ("{hf-overrides: {a: 1, a: 1}}", "line 1 says again what line 1 says"),
+        ("max-model-len: 8\nmax_model_len: 9", "'max-model-len' and 'max_model_len' are the same flag"),
         ("a: [", "not YAML: "),
         ("a: !!python/object/apply:os.system [echo]", "not YAML: could not determine a constructor"),
         ("[" * 5000, "not YAML"),
@@ -101,6 +104,14 @@ def test_what_is_wrong_in_a_file_is_told_in_one_line_with_its_name(
     assert error.startswith(f"octavo serve: error: --config {file}: ")
     assert says in error
     assert way_out == "Try: octavo serve --help"
+
+
+def test_what_is_there_twice_in_different_places_is_no_mistake(octavo: Octavo, served: list[Any], file: Path) -> None:
+    """The control."""
+    file.write_text("hf-overrides: {port: 1, a: &x {port: 2}, b: *x, c: {<<: *x}}\nport: 3")
+    assert octavo("serve", "--config", str(file)).code == 0
+    stated = served[0][0].stated["model"]["hf_overrides"]
+    assert stated == {"port": 1, "a": {"port": 2}, "b": {"port": 2}, "c": {"port": 2}}
 
 
 def test_a_file_that_is_not_there_is_named(octavo: Octavo, file: Path) -> None:

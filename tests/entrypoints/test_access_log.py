@@ -11,7 +11,7 @@ import pytest
 
 from octavo.config import LogsConfig
 from octavo.entrypoints.access_log import AccessLog
-from octavo.errors import ConfigError, RequestFailedError
+from octavo.errors import ConfigError, EngineDeadError, RequestFailedError
 from octavo.logging import set_log_format
 
 COMPLETION = {"model": "m", "prompt": "hi there", "max_tokens": 4, "temperature": 0}
@@ -91,6 +91,7 @@ def test_a_request_is_a_line_with_its_counts(logged: Any, access: Kept, door: st
     assert fields["client"] == "127.0.0.1:123"
     assert fields["request_id"] == answer.headers["x-request-id"]
     assert 0 <= fields["first_byte_seconds"] <= fields["seconds"] < 5
+    assert "stream_error" not in fields
     assert fields["completion_tokens"] == 4
     assert fields["prompt_tokens"] == {"complete": 2, "chat": 4}[door]
     (line,) = access.lines
@@ -203,6 +204,25 @@ def test_a_client_that_leaves_is_a_line_with_what_it_got(logged: Any, access: Ke
     asyncio.run(scenario())
     assert access.fields["status"] == 499
     assert access.fields.get("completion_tokens") == (3 if stream else None)
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"), [(RequestFailedError("no"), 500), (EngineDeadError("gone"), 503), (RuntimeError("no"), 500)]
+)
+@pytest.mark.parametrize("door", ["complete", "chat"])
+def test_a_stream_that_ends_with_an_error_says_so(
+    logged: Any, access: Kept, door: str, failure: Exception, told: int
+) -> None:
+    """Its status was sent before."""
+    server = logged()
+    server.engine.fail_after = (2, failure)
+    assert f'"code":{told}' in getattr(server, door)(stream=True).text
+    assert (access.fields["status"], access.fields["stream_error"]) == (200, told)
+    (line,) = access.lines
+    assert f" stream_error={told} " in line
+    access.records.clear()
+    assert getattr(server, door)().status_code == access.fields["status"] == told  # the control: a whole answer
+    assert "stream_error" not in access.fields
 
 
 def test_an_app_that_fails_is_a_line(access: Kept) -> None:

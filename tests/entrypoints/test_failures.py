@@ -72,6 +72,10 @@ def test_while_loading(error: Error, make_server: Callable[..., Any]) -> None:
     health = server.get("/health")
     assert health.status_code == 503
     assert health.json() == {"status": "loading", "stage": "weights", "progress": 0.417}
+    assert "(weights, 42%)" in error(server.complete(), 503)["message"]
+    server.state.stage, server.state.progress = "kv cache", 0.0  # it takes a moment, of which nobody knows the share
+    assert server.get("/health").json() == {"status": "loading", "stage": "kv cache"}
+    assert "(kv cache)" in error(server.complete(), 503)["message"]
     for response in (server.complete(), server.chat(), server.get("/v1/models"), server.get("/metrics")):
         assert error(response, 503)["type"] == "Service Unavailable"
         assert int(response.headers["retry-after"]) > 0

@@ -78,7 +78,7 @@ def test_the_cause_is_told(server: Any) -> None:
     assert server.get("/ready").json() == {"status": "dead", "cause": "killed by signal 9"}
     server.engine.how_it_does = Pulse()
     loading(server)
-    assert server.get("/ready").json() == {"status": "loading", "stage": "starting", "progress": 0.0}
+    assert server.get("/ready").json() == {"status": "loading", "stage": "starting"}
 
 
 def test_an_engine_that_is_silent_while_it_loads_is_told(server: Any) -> None:

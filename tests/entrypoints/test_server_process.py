@@ -165,6 +165,9 @@ def test_model_that_is_not_there_is_named_in_the_last_line(start: Callable[..., 
     assert server.wait_exit(START_SECONDS) == 1
     assert server.lines[-1].startswith("octavo: error: ")
     assert str(tmp_path / "none") in server.lines[-1]
+    assert not [
+        word for word in ("Started", "Finished", "ready") if server.said(word)
+    ]  # nothing that reads like success
     assert server.left_nothing()
 
 

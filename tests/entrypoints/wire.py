@@ -14,6 +14,15 @@ from octavo.entrypoints import HttpServer
 __all__ = ["WireServer", "head", "receive_all"]
 
 
+class _Loop(uvloop.Loop):
+    """Its clock can be put forward, by ``ahead`` seconds."""
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+
 class WireServer:
     """Serves ``app`` on a port of this machine, or on ``sock``.
 
@@ -51,8 +60,21 @@ class WireServer:
             time.sleep(0.01)
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        self._loop = _Loop()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._http.serve(sockets=[self._socket]))
+
+    def after(self, seconds: float) -> None:
+        """Lets so many seconds pass by the server's clock, and has it look then at what takes too long."""
+        looked = threading.Event()
+
+        def look() -> None:
+            self._loop.ahead += seconds
+            self._http.sweep()
+            looked.set()
+
+        self._loop.call_soon_threadsafe(look)
+        assert looked.wait(20)
 
     @property
     def num_connections(self) -> int:

@@ -104,6 +104,20 @@ def test_a_stopped_front_end_is_told_by_the_other_which_goes_on(start: Callable[
     assert server.wait_exit() == 0
 
 
+@pytest.mark.parametrize("stopped", ["the engine core process", "front end 1"])
+def test_a_server_whose_process_is_stopped_ends_when_told_to_and_says_what_was_wrong(
+    start: Callable[..., Server], stopped: str
+) -> None:
+    """Where nobody is stopped it ends with 0: see above."""
+    flags = ("--api-server-count", "2") if "front" in stopped else ()
+    server = start(*flags, "--shutdown-timeout", "1").wait_ready()
+    os.kill(further(server).pid if "front" in stopped else server.engine_pid, signal.SIGSTOP)
+    server.signal(signal.SIGTERM)
+    assert server.wait_exit(20) == 3
+    assert server.lines[-1] == f"octavo: error: {stopped} did not end when it was told to, and was killed"
+    assert server.left_nothing()
+
+
 def of_other(server: Server, method: str, path: str, **body: Any) -> httpx.Response:
     """The answer of the front end that goes on: connections that the stopped one has got are given up."""
     while True:

@@ -1,7 +1,8 @@
 """The promises of test_promises.py over drawn workloads: every way of computing gives what the plainest way gives.
 
-Plain is: synchronous, whole prompts, no prefix cache, room for all, one process, no executor between. Short prompts
-here, for many shapes of work; the fixed cases have the long ones. Fixed draws, unless OCTAVO_HYPOTHESIS=random.
+Plain is: synchronous, whole prompts, no prefix cache, room for all, one process, no executor between. Its forward is
+replayed or computed by Python (eager), and so is that of all others, or the other way. Short prompts here, for many
+shapes of work; the fixed cases have the long ones. Fixed draws, unless OCTAVO_HYPOTHESIS=random.
 """
 
 import os
@@ -64,10 +65,11 @@ class Workload:
     spare_blocks: int
     caching: bool  # where a variation leaves it open
     kv_cache_dtype: str
+    eager: tuple[bool, bool]  # whether the forward is computed by Python: the plain way, and all others
 
     @property
     def plain(self) -> dict[str, Any]:
-        return {**PLAIN, "kv_cache_dtype": self.kv_cache_dtype}
+        return {**PLAIN, "kv_cache_dtype": self.kv_cache_dtype, "enforce_eager": self.eager[0]}
 
     @cached_property
     def prompts(self) -> list[list[int]]:
@@ -147,6 +149,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         spare_blocks=draw(st.integers(0, 3)),
         caching=draw(st.booleans()),
         kv_cache_dtype=draw(st.sampled_from(["auto", "int8", "fp8"])),
+        eager=draw(st.sampled_from([(False, True), (True, False), (False, False)])),
     )
 
 
@@ -179,7 +182,7 @@ def variations(work: Workload) -> dict[str, dict[str, Any]]:
     overlapped = {"async_scheduling": True}
     through = {"distributed_executor_backend": "roundtrip"}
     caching = {"enable_prefix_caching": work.caching}
-    return {
+    changed: dict[str, dict[str, Any]] = {
         "cached": {**cached, "rounds": 2},
         "shared": {**cached, "max_num_seqs": 1},
         "chunked": {**chunked, **queue},
@@ -189,6 +192,7 @@ def variations(work: Workload) -> dict[str, dict[str, Any]]:
         "round trip": {**through, **queue},
         "together": {**cached, **chunked, **queue, **tight, **overlapped, **through, "rounds": 2},
     }
+    return {name: {**options, "enforce_eager": work.eager[1]} for name, options in changed.items()}
 
 
 def what_happened(work: Workload, name: str, found: Run) -> set[str]:
@@ -199,6 +203,8 @@ def what_happened(work: Workload, name: str, found: Run) -> set[str]:
     assert told == wanted or (told > wanted and found.preemptions)
     happened.update({"prompt logprobs"} if wanted else ())
     happened.update({"changes"} if any(params.allowed_token_ids for params in work.params) else ())
+    assert found.graph_modes == {"EAGER" if work.eager[1] else "FULL"}
+    happened.update({"eager = replayed"} if work.eager[0] != work.eager[1] else ())
     steps = [request for step in found.trace for request in step["requests"]]
     if name == "cached":
         # Who wants the logprobs of his prompt has all of it computed.
@@ -246,7 +252,7 @@ EXPECTED = {
     ("async", "overlap"),
     ("round trip", "neighbours"),
     *(("together", what) for what in ("hits", "chunks", "preemption", "resumption", "overlap", "neighbours")),
-    *((name, what) for name in VARIATIONS for what in ("prompt logprobs", "changes")),
+    *((name, what) for name in VARIATIONS for what in ("prompt logprobs", "changes", "eager = replayed")),
 }
 
 
@@ -262,6 +268,7 @@ def test_every_way_of_computing_gives_the_same(run: Runner, llama_dir: Path, nar
         with model_of(work, llama_dir, narrow_dir) as model:
             plain = run(model, work.prompts, work.params, **work.plain)
             assert plain.preemptions == 0
+            assert plain.graph_modes == {"EAGER" if work.eager[0] else "FULL"}
             happened["kv", work.kv_cache_dtype] += 1
             happened.update(("ends", choice.finish_reason) for output in plain.outputs for choice in output.outputs)
             for name, options in variations(work).items():
@@ -287,7 +294,7 @@ def test_alone_equals_among_the_others(run: Runner, llama_dir: Path, narrow_dir:
             crowd = run(model, work.prompts, work.params, **{**work.plain, "enable_prefix_caching": work.caching})
             together = max(together, *(len(step["requests"]) for step in crowd.trace))
             for ids, params, among in zip(work.prompts, work.params, crowd.outputs, strict=True):
-                alone = run(model, [ids], params, **work.plain)
+                alone = run(model, [ids], params, **{**work.plain, "enforce_eager": work.eager[1]})
                 assert all(len(step["requests"]) <= params.n for step in alone.trace)
                 assert_same(alone.outputs[0], among)
 

@@ -237,3 +237,18 @@ def test_everything_survives_msgpack() -> None:
         extra_args={"deep": {"x": [1, None]}},
     )  # fmt: skip
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("temprature", "did you mean 'temperature'?"), ("logprob", "did you mean 'logprobs'?")]
+)
+def test_a_parameter_that_there_is_not_is_named_with_the_one_that_was_meant(name: str, hint: str) -> None:
+    with pytest.raises(TypeError) as refused:
+        SamplingParams(**{"top_p": 0.5, name: 1})
+    assert str(refused.value) == f"SamplingParams has no parameter {name!r}; {hint}"
+
+
+def test_where_none_is_like_it_all_are_named() -> None:
+    with pytest.raises(TypeError, match=r"no parameter 'xyz'; known: allowed_token_ids, .*, truncate_prompt_tokens"):
+        SamplingParams(xyz=1)  # type: ignore[call-arg]
+    assert SamplingParams(top_p=0.5).top_p == 0.5  # the control

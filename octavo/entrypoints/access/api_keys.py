@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo import envs
-from octavo.config import AccessConfig
+from octavo.config import AccessConfig, load_yaml
 from octavo.errors import ConfigError
 from octavo.logging import init_logger
 
@@ -129,7 +129,9 @@ def _entries(path: Path) -> list[Any]:
     if len(content) > _MOST_BYTES:
         raise ConfigError(f"{_FLAG} {path}: larger than {_MOST_BYTES} bytes")
     try:
-        found = yaml.safe_load(content.decode())
+        found = load_yaml(content.decode())
+    except ConfigError as error:
+        raise ConfigError(f"{_FLAG} {path}: {error}") from None
     except yaml.MarkedYAMLError as error:  # whose text may quote a key
         where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
         raise ConfigError(f"{_FLAG} {path} is neither YAML nor JSON{where}") from None

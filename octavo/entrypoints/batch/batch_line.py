@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.entrypoints.json_text import lone_surrogate, repeated_field
 from octavo.entrypoints.openai.responses import encode
 
 __all__ = ["ROUTES", "BadLine", "BatchRequest", "answer_line", "error_line", "is_transient", "line_id", "read_line"]
@@ -51,9 +52,16 @@ def read_line(line: bytes) -> BatchRequest:
     try:
         request = _decode(line)
     except (msgspec.MsgspecError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        surrogate = lone_surrogate(line)
+        why = str(error) if surrogate is None else f"it has {surrogate}, half of a surrogate pair, which is not text"
+        if isinstance(error, RecursionError):
+            why = "it is nested too deeply"
         expected = '{"custom_id": "…", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
         raise BadLine(f"{why}; expected {expected}", _custom_id(line)) from None
+    repeated = repeated_field(line, msgspec.json.decode(line))
+    if repeated is not None:
+        name = repeated.name[:_LONGEST_SHOWN] or "a field"
+        raise BadLine(f"{name} is there more than once in one object; state it once", request.custom_id)
     if request.method != "POST":
         raise BadLine(f"method must be POST, got {request.method!r:.{_LONGEST_SHOWN}}", request.custom_id)
     if request.url not in ROUTES:

@@ -346,6 +346,7 @@ class TestKeyFile:
             ("{key: sk-secret, name: a}", "a list of keys is expected"),
             ("- sk-secret", "entry 1: key (or sha256) and name are expected"),
             ("- {key: sk-secret}", "entry 1: name must be 1 to 64 letters"),
+            ("- name: a\n  key: sk-secret\n  name: b\n  key: sk-other", "line 3 says again what line 1 says"),
             ("- {key: sk-secret, name: 'a b'}", "entry 1: name must be 1 to 64 letters"),
             ("- {key: sk-secret, name: 5}", "entry 1: name must be"),
             ("- {name: a}", "entry 1 (a): either key or sha256 is expected"),
