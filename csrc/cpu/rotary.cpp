@@ -37,17 +37,38 @@ struct Room {
   K* codes;
 };
 
-// Writes one token's key and value of a head, of T, into a cache of K: the key to its lane of a tile, the value to a row
-// of its own, and the factors, where there are some, behind their tiles.
+// Where a token's key and value of a head are: a lane of a tile of keys, and a row of a tile of values.
+template <typename K>
+struct Place {
+  Place(const KVCache& cache, int64_t slot, int64_t head) : size(cache.head_size), width(cache.tile()) {
+    const int64_t row = size + (kScaled<K> ? kFactor : 0), half = cache.heads * cache.block_size * row;
+    const int64_t offset = slot % cache.block_size;
+    lane = offset % width;
+    keys = static_cast<K*>(cache.data) + slot / cache.block_size * 2 * half +
+           (head * cache.block_size + offset - lane) * row;
+    values = keys + half;
+  }
+
+  // Each line of a key is another one's of memory: they come while something else is done.
+  void prefetch() const {
+    const char* at = reinterpret_cast<const char*>(keys);
+    for (int64_t line = 0; line < width * size * static_cast<int64_t>(sizeof(K)); line += 64)
+      __builtin_prefetch(at + line, 1);
+    __builtin_prefetch(values + lane * size, 1);
+  }
+
+  int64_t size, width, lane;  // lane: of so many in a tile
+  K *keys, *values;           // of the tile
+};
+
+// Writes one token's key and value of a head, of T, into a cache of K, and the factors, where there are some, behind their
+// tiles.
 template <typename T, typename K>
 void put(const KVCache& cache, int64_t slot, int64_t head, const T* key, const T* value, K* codes) {
   constexpr int64_t Together = sizeof(K) == 2 ? 2 : 1;
-  const int64_t size = cache.head_size, row = size + (kScaled<K> ? kFactor : 0);
-  const int64_t width = cache.tile(), half = cache.heads * cache.block_size * row;
-  const int64_t offset = slot % cache.block_size, lane = offset % width;
-  K* keys = static_cast<K*>(cache.data) + slot / cache.block_size * 2 * half +
-            (head * cache.block_size + offset - lane) * row;
-  K* values = keys + half;
+  const Place<K> place(cache, slot, head);
+  const int64_t size = place.size, width = place.width, lane = place.lane;
+  K *keys = place.keys, *values = place.values;
   const K* from;
   if constexpr (kScaled<K>) {
     const float factors[2] = {keep(key, size, codes), keep(value, size, values + lane * size)};
@@ -58,7 +79,8 @@ void put(const KVCache& cache, int64_t slot, int64_t head, const T* key, const T
     std::copy_n(value, size, values + lane * size);
     from = key;
   }
-  for (int64_t i = 0; i < size; ++i) keys[i / Together * Together * width + lane * Together + i % Together] = from[i];
+  for (int64_t i = 0; i < size; i += Together)
+    std::memcpy(keys + i * width + lane * Together, from + i, Together * sizeof(K));
 }
 
 template <typename T, typename K>
@@ -86,6 +108,7 @@ template <typename T, typename K>
 void rotary_row(const RotaryKV& call, int64_t row) {
   const int64_t size = call.cache.head_size, half = call.rotary_dim / 2;
   const float* cosines = call.cos_sin + call.positions[row] * call.rotary_dim;
+  for (int64_t head = 0; head < call.cache.heads; ++head) Place<K>(call.cache, call.slots[row], head).prefetch();
   rotate_queries<T>(call, cosines, row);
   const Room<T, K> room(size);
   for (int64_t head = 0; head < call.cache.heads; ++head) {
