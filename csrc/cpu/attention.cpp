@@ -184,17 +184,22 @@ void attend(const Attention& call) {
   whole_tiles<Work>(call, tiles, count, products > kProducts ? std::min(count, 32 * threads) : std::min<int64_t>(count, 1));
 }
 
+// Of queries of bf16.
+#if defined(__AMX_BF16__)
+template <typename K>
+using Halves = AmxTile<K>;
+#else
+template <typename K>
+using Halves = VectorTile<K>;
+#endif
+
 }  // namespace
 
 void attention(const Attention& call) {
-#if defined(__AMX_BF16__)
-  using Halves = AmxTile;
-#else
-  using Halves = VectorTile<bf16>;
-#endif
-  if (call.cache.kept == Kept::int8) attend<VectorTile<Int8>>(call);
-  else if (call.cache.kept == Kept::fp8) attend<VectorTile<E4M3>>(call);
-  else if (call.cache.type == Type::bf16) attend<Halves>(call);
+  const bool halves = call.cache.type == Type::bf16;
+  if (call.cache.kept == Kept::int8) halves ? attend<Halves<Int8>>(call) : attend<VectorTile<Int8>>(call);
+  else if (call.cache.kept == Kept::fp8) halves ? attend<Halves<E4M3>>(call) : attend<VectorTile<E4M3>>(call);
+  else if (halves) attend<Halves<bf16>>(call);
   else attend<VectorTile<float>>(call);
 }
 

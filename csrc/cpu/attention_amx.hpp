@@ -1,10 +1,12 @@
-// Attention of one tile by AMX, for caches of bf16.
+// Attention of one tile by AMX, for queries of bf16, over caches of bf16 and of 8 bits.
 //
-// Scores are 16 query vectors x 32 channels (a tile of queries) times 32 channels x 16 positions: 16 lines of packed keys,
-// as the cache has them. Weights are rounded to bf16, and 16 vectors x 32 positions of them are multiplied by tiles of
-// values, which are put together from the cache's rows, positions in pairs, once for all vectors:
+// Scores are 16 query vectors x 32 channels (a tile of queries) times 32 channels x 16 positions: 16 lines of keys. Weights
+// are rounded to bf16, and 16 vectors x 32 positions of them are multiplied by tiles of values: 16 lines, 16 channels. What
+// the lines are, and what they are made of, is drawn in attention_amx_lines.hpp. They are made once for all vectors of a
+// tile.
 //
-//   channels c … c+15 │ v[p][c] v[p+1][c]  v[p][c+1] v[p+1][c+1] … │ the next pair of positions │ … 16 lines
+// Of 8 bits, a score is the product of the numbers times the key's factor, and a weight is multiplied by the value's factor
+// before it is rounded; the sum of the weights is without.
 //
 // Steps of 32 positions begin at multiples of 32, and what a vector does not see has a weight of zero: each sum is made of
 // the same steps whatever the other vectors see.
@@ -12,23 +14,22 @@
 
 #if defined(__AMX_BF16__)
 
-#include <optional>
-
-#include "attention_tile.hpp"
-#include "tiles.hpp"
+#include "attention_amx_lines.hpp"
 
 namespace octavo::OCTAVO_LEVEL {
 namespace {
 
-// 2^x for x <= 0: 0 from -150 down, NaN for NaN. With x = n + f, n whole and 0 <= f < 1, 2^f by a polynomial whose relative
-// error is below 8e-5 (a fit of degree 3): weights are rounded to bf16, by up to 4e-3, when they are multiplied.
-OCTAVO_INLINE __m512 power_of_two(__m512 x) {
+// 2^x for x <= 0: 0 below `least`, NaN for NaN. With x = n + f, n whole and 0 <= f < 1, 2^f by a polynomial whose relative
+// error is below 8e-5 (a fit of degree 3): weights are rounded to bf16, by up to 4e-3, when they are multiplied. A result
+// below the normal range would take 200 cycles.
+OCTAVO_INLINE __m512 power_of_two(__m512 x, float least) {
   const __m512 f = _mm512_maskz_reduce_ps(kAll, x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   __m512 p = _mm512_set1_ps(7.802452147e-2f);
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.260671556e-1f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.958335638e-1f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.999251962e-1f));
-  return _mm512_maskz_scalef_ps(kAll, p, x);  // times 2^n: it rounds x down
+  const __mmask16 counts = _mm512_cmp_ps_mask(x, _mm512_set1_ps(least), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(counts, p, x);  // times 2^n: it rounds x down
 }
 
 // Sums of a tile of 16 vectors and Blocks tiles of 16 columns in tiles 0 to 3; tile 4 is the vectors', 5 to 7 are the
@@ -97,80 +98,6 @@ struct TwoRows {
 template <int Rows, int Blocks>
 using Products = std::conditional_t<Rows == 1, OneRow<Blocks>, TwoRows>;
 
-// The keys and values that a thread reads next, in groups of 16 positions: they are fetched while it puts others in pairs,
-// where more instructions than memory are in the way.
-class Ahead {
- public:
-  // Forgets what was left. Groups of so many bytes follow, a multiple of 1,024.
-  void begin(int64_t bytes) {
-    count_ = at_ = offset_ = pace_ = 0;
-    bytes_ = bytes;
-  }
-  void add(const void* group) { groups_[count_++] = static_cast<const char*>(group); }
-  // All of them in so many calls of `fetch`.
-  void spread(int64_t calls) { pace_ = calls == 0 ? 0 : (count_ * bytes_ / kBytes + calls - 1) / calls; }
-
-  OCTAVO_INLINE void fetch() {
-    for (int64_t i = 0; i < pace_ && at_ < count_; ++i) {
-      for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(groups_[at_] + offset_ + line, 0, 2);
-      offset_ += kBytes;
-      if (offset_ == bytes_) {
-        offset_ = 0;
-        ++at_;
-      }
-    }
-  }
-
- private:
-  static constexpr int64_t kBytes = 256;
-
-  const char* groups_[2 * kPartition / kLanes];
-  int64_t count_ = 0, bytes_ = 0, pace_ = 0;
-  int64_t at_ = 0, offset_ = 0;  // what is fetched next: a group, and bytes in it
-};
-
-// What a thread needs while it reduces tiles.
-class AmxRoom {
- public:
-  static constexpr int64_t kStepChannels = 32, kStepPositions = 32;
-  static constexpr int64_t kTileHalves = 512;  // of 16 bits
-  static constexpr int64_t kWeightsLine = kPartition + kStepPositions;  // an odd number of cache lines
-  static constexpr int64_t kVectors = 6 * kTileRows;
-
-  static int64_t steps(const KVCache& cache) { return padded(cache.head_size, kStepChannels) / kStepChannels; }
-  static int64_t bytes(const KVCache& cache) {
-    return kScores * 4 + 2 * (kWeights + (kVectors / kTileRows + 1) * steps(cache) * kTileHalves + pairs_size(cache));
-  }
-
-  AmxRoom(const KVCache& cache, void* memory)
-      : scores(static_cast<float*>(memory)),
-        weights(reinterpret_cast<bf16*>(scores + kScores)),
-        queries(weights + kWeights),
-        keys(queries + kVectors / kTileRows * steps(cache) * kTileHalves),
-        pairs(keys + steps(cache) * kTileHalves) {}
-
-  // Tiles of so many rows: see Tiles.
-  void configure(int64_t rows) {
-    if (rows == rows_) return;
-    tiles_.emplace(static_cast<int>(rows));
-    rows_ = rows;
-  }
-
-  float* scores;  // [32 vectors, kWeightsStride]
-  bf16* weights;  // [vectors, kWeightsLine]
-  bf16* queries;  // [tiles of 16 vectors, steps of 32 channels, 16, 32]
-  bf16* keys;     // [steps of 32 channels, 16, 32]: of 16 positions, where the cache's tiles are narrower
-  bf16* pairs;    // [16 channels, steps of 32 positions, 16, 32]: values
-  Ahead ahead;
-
- private:
-  static constexpr int64_t kScores = 2 * kTileRows * kWeightsStride, kWeights = kVectors * kWeightsLine;
-  static int64_t pairs_size(const KVCache& cache) { return padded(cache.head_size, kLanes) * kPartition; }
-
-  std::optional<Tiles> tiles_;
-  int64_t rows_ = 0;
-};
-
 // All lanes put together, halves with halves.
 template <typename Join>
 OCTAVO_INLINE float joined(__m512 value, const Join& join) {
@@ -183,87 +110,59 @@ OCTAVO_INLINE float joined(__m512 value, const Join& join) {
   return join(two, __builtin_shufflevector(two, two, 1, 0, 3, 2))[0];
 }
 
-// Words of two registers in turn, of their lower halves and of their upper ones.
-struct Turns {
-  constexpr Turns() : at() {
-    for (int16_t i = 0; i < 32; ++i) {
-      at[2 * i] = i;
-      at[2 * i + 1] = static_cast<int16_t>(32 + i);
-    }
-  }
-  alignas(64) int16_t at[64];
-};
-constexpr Turns kTurns;
-
-class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
-  static constexpr int64_t kStepChannels = AmxRoom::kStepChannels, kStepPositions = AmxRoom::kStepPositions;
-  static constexpr int64_t kTileHalves = AmxRoom::kTileHalves, kWeightsLine = AmxRoom::kWeightsLine;
+template <typename K>
+class AmxTile : public AmxView<K> {
+  using View = AmxView<K>;
+  using View::call_, View::tile_, View::size_, View::padded_, View::steps_, View::width_, View::low_, View::high_;
+  using View::begin_, View::end_;
+  using View::kStepPositions, View::kStepChannels, View::kTileHalves, View::kWeightsLine;
+  using View::list_groups, View::group_bytes, View::copy_queries, View::copy_factors, View::key_lines, View::pair_values;
   static constexpr int64_t kPartitionSteps = kPartition / kStepPositions;
-  static constexpr int64_t kTogether = 4;  // tiles of sums
-  static constexpr int64_t kLine = 64;     // bytes
+  static constexpr int64_t kSums = 4;   // tiles of them
+  static constexpr int64_t kLine = 64;  // bytes
 
  public:
-  using Room = AmxRoom;
+  using typename View::Room, typename View::State;
 
-  AmxTile(const Attention& call, const Tile& tile) : TileView(call, tile), steps_(Room::steps(call.cache)) {}
+  AmxTile(const Attention& call, const Tile& tile) : View(call, tile) {}
 
   void reduce(int64_t partition, State& state, Room& room, const Next<AmxTile>& next) const {
-    clear(state);
-    if (hides_what_is_not_finite(partition)) return reduce_each(partition, state, room);
+    this->clear(state);
+    if (this->hides_what_is_not_finite(partition)) return reduce_each(partition, state, room);
     const int64_t base = partition * kPartition;  // positions in what follows are counted from here
     const int64_t low = std::max(low_ - base, int64_t{0}), high = std::min(high_ - base, kPartition);
     const int64_t low_step = low / kStepPositions * kStepPositions, high_step = padded(high, kStepPositions);
     room.configure(std::min<int64_t>(tile_.count, kTileRows));
     copy_queries(room.queries);
+    copy_factors(base, low / kLanes * kLanes, high, room.factors);
     const auto reduce_rows = [&](auto rows, auto fresh, int64_t first) {
-      score<rows>(base, low / kLanes * kLanes, high, room.queries + first * steps_ * kStepChannels, room);
+      score<rows, fresh>(base, low / kLanes * kLanes, high, room.queries + first * steps_ * kStepChannels, room);
       for (int64_t v = first; v < std::min(first + rows * kTileRows, tile_.count); ++v)
-        soften(v, base, low_step, high_step, room.scores + (v - first) * kWeightsStride, room.weights + v * kWeightsLine,
-               state);
+        soften(v, base, low_step, high_step, room.scores + (v - first) * kWeightsStride, room, state);
       add_values<rows, fresh>(base, low_step, high, room.weights + first * kWeightsLine, room,
                               state.sums + first * padded_);
     };
     using One = std::integral_constant<int, 1>;
     using Two = std::integral_constant<int, 2>;
     if (tile_.count <= kTileRows) {
-      room.ahead.begin(size_ * kLanes * 2);
+      room.ahead.begin(group_bytes());
       if (next.tile != nullptr) next.tile->list_groups(next.partition, room.ahead);
-      room.ahead.spread((high_step - low_step) / 2 * steps_);
+      room.ahead.spread(turns(low, high));
       return reduce_rows(One(), std::true_type(), 0);
     }
+    for (int64_t group = low / kLanes; kScaled<K> && group * kLanes < high; ++group)
+      key_lines(base + group * kLanes, room, room.keys + group * steps_ * kTileHalves, [] {});
     for (int64_t step = low_step; step < high; step += kStepPositions)
       pair_values(base + step, 0, size_, kPartitionSteps * kTileHalves, room.pairs + step * kLanes, [] {});
     for (int64_t first = 0; first < tile_.count; first += 2 * kTileRows) reduce_rows(Two(), std::false_type(), first);
   }
 
  private:
-  // Where each key and value is read once.
-  void list_groups(int64_t partition, Ahead& ahead) const {
-    if (tile_.count > kTileRows || width_ != kLanes || size_ % kStepChannels != 0) return;
-    const int64_t low = std::max(low_, partition * kPartition) / kLanes * kLanes;
-    const int64_t high = std::min(high_, (partition + 1) * kPartition);
-    for (int64_t group = low; group < high; group += kLanes) ahead.add(keys(group));
-    for (int64_t group = low; group < high; group += kLanes) ahead.add(keys(group) + half_);
-  }
-
-  // Zero times infinity or NaN is NaN: values that only some of the vectors see are to be finite, or each vector goes by
-  // itself.
-  bool hides_what_is_not_finite(int64_t partition) const {
-    const int64_t low = std::max(low_, partition * kPartition), high = std::min(high_, (partition + 1) * kPartition);
-    return not_finite(low, std::min(last_begin_, high)) || not_finite(std::max(low, first_end_), high);
-  }
-
-  bool not_finite(int64_t low, int64_t high) const {
-    const __m512i exponent = _mm512_set1_epi16(0x7f80);
-    __mmask32 found = 0;
-    for (int64_t position = low; position < high; ++position) {
-      const bf16* row = value(position);
-      for (int64_t channel = 0; channel < size_; channel += kStepChannels) {
-        const __m512i values = _mm512_maskz_loadu_epi16(channels(channel), row + channel);
-        found |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(values, exponent), exponent);
-      }
-    }
-    return found != 0;
+  // How often a tile that is read once calls room.ahead.
+  int64_t turns(int64_t low, int64_t high) const {
+    const int64_t pairs = (padded(high, kStepPositions) - low / kStepPositions * kStepPositions) / 2;
+    if constexpr (!kScaled<K>) return pairs * steps_;
+    return (pairs * 2 * (padded_ / kLanes) + (padded(high, kLanes) / kLanes - low / kLanes) * size_) / View::kTurn;
   }
 
   void reduce_each(int64_t partition, State& state, Room& room) const {
@@ -284,46 +183,23 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
     }
   }
 
-  // Those of 32 channels from this one on that there are.
-  __mmask32 channels(int64_t channel) const {
-    const int64_t left = size_ - channel;
-    return left >= kStepChannels ? ~__mmask32{0} : (__mmask32{1} << std::max<int64_t>(left, 0)) - 1;
-  }
-
-  void copy_queries(bf16* to) const {
-    for (int64_t v = 0; v < tile_.count; ++v) {
-      const bf16* from = static_cast<const bf16*>(call_.query) + query_[v];
-      bf16* row = to + v / kTileRows * steps_ * kTileHalves + v % kTileRows * kStepChannels;
-      for (int64_t step = 0; step < steps_; ++step, row += kTileHalves) {
-        const int64_t channel = step * kStepChannels;
-        _mm512_storeu_si512(row, _mm512_maskz_loadu_epi16(channels(channel), from + channel));
-      }
-    }
-  }
-
-  // Scores of Rows times 16 vectors and whole groups of 16 positions.
-  template <int Rows>
+  // Scores of Rows times 16 vectors and whole groups of 16 positions, whose keys are lines already, or (Fresh) are made to
+  // be now.
+  template <int Rows, bool Fresh>
   void score(int64_t base, int64_t low, int64_t high, const bf16* queries, Room& room) const {
     constexpr int kBlocks = Rows == 1 ? 4 : 1;
+    const auto score_some = [&](auto blocks, int64_t group) {
+      const bf16* keys_of[blocks];
+      for (int64_t i = 0; i < blocks; ++i, group += kLanes) {
+        if constexpr (kScaled<K> && !Fresh) keys_of[i] = room.keys + group * steps_ * kStepChannels;
+        else keys_of[i] = key_lines(base + group, room, room.keys + i * steps_ * kTileHalves, [&] { room.ahead.fetch(); });
+      }
+      score_groups<Rows, blocks>(keys_of, queries, room.scores + group - blocks * kLanes);
+    };
     int64_t group = low;
-    if (width_ == kLanes && size_ % kStepChannels == 0) {
-      for (; group + (kBlocks - 1) * kLanes < high; group += kBlocks * kLanes) {
-        const bf16* keys_of[kBlocks];
-        for (int64_t i = 0; i < kBlocks; ++i) keys_of[i] = keys(base + group + i * kLanes);
-        score_groups<Rows, kBlocks>(keys_of, queries, room.scores + group);
-      }
-      for (; group < high; group += kLanes) {
-        const bf16* keys_of[1] = {keys(base + group)};
-        score_groups<Rows, 1>(keys_of, queries, room.scores + group);
-      }
-      return;
-    }
-    std::fill_n(room.keys, steps_ * kTileHalves, bf16{});  // channels beyond the last one
-    for (; group < high; group += kLanes) {
-      gather(base + group, room.keys);
-      const bf16* keys_of[1] = {room.keys};
-      score_groups<Rows, 1>(keys_of, queries, room.scores + group);
-    }
+    for (; group + (kBlocks - 1) * kLanes < high; group += kBlocks * kLanes)
+      score_some(std::integral_constant<int, kBlocks>(), group);
+    for (; group < high; group += kLanes) score_some(std::integral_constant<int, 1>(), group);
   }
 
   template <int Rows, int Blocks>
@@ -352,8 +228,11 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
 
   // Scores to weights e^(score - most), 0 where the vector may not look; their sum and the largest score. low and high are
   // multiples of 32.
-  void soften(int64_t v, int64_t base, int64_t low, int64_t high, float* scores, bf16* weights, State& state) const {
+  void soften(int64_t v, int64_t base, int64_t low, int64_t high, float* scores, const Room& room, State& state) const {
+    bf16* weights = room.weights + v * kWeightsLine;
+    const float *key_factors = room.factors[0], *value_factors = room.factors[1];
     constexpr float kLog2E = 1.44269504088896341f;
+    constexpr float kLeast = kScaled<K> ? -100.0f : -126.0f;  // times a value's factor it is still in the normal range
     const int64_t begin = std::max(low, begin_[v] - base), end = std::min(high, end_[v] - base);
     const auto clear_weights = [&](int64_t from, int64_t to) {
       const __m256i nothing = _mm256_setzero_si256();
@@ -363,9 +242,14 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
     clear_weights(low, begin / kLanes * kLanes);
     clear_weights(padded(end, kLanes), high);
     float scale = call_.scale;
-    if (call_.softcap > 0.0f) {
-      for (int64_t i = begin / kLanes * kLanes; i < end; i += kLanes)
-        store(scores + i, tanh(load(scores + i) * call_.scale / call_.softcap) * call_.softcap);
+    if (kScaled<K> || call_.softcap > 0.0f) {
+      for (int64_t i = begin / kLanes * kLanes; i < end; i += kLanes) {
+        f32x16 score = load(scores + i);
+        if constexpr (kScaled<K>) score = score * load(key_factors + i);
+        else score = score * scale;
+        if (call_.softcap > 0.0f) score = tanh(score / call_.softcap) * call_.softcap;
+        store(scores + i, score);
+      }
       scale = 1.0f;
     }
     __m512 most = _mm512_set1_ps(-__builtin_inff()), other = most;
@@ -382,18 +266,25 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
     state.most[v] = peak;
     const __m512 factor = _mm512_set1_ps(scale * kLog2E), offset = _mm512_set1_ps(peak * kLog2E);
     __m512 total = _mm512_setzero_ps();
-    const auto weigh = [&](int64_t i) { return power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, offset)); };
+    const auto weigh = [&](int64_t i) {
+      return power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, offset), kLeast);
+    };
+    const auto scaled = [&](__m512 weight, int64_t i, __mmask16 seen) {  // for the sum of values
+      if constexpr (!kScaled<K>) return weight;
+      return _mm512_maskz_mul_ps(seen, weight, _mm512_loadu_ps(value_factors + i));
+    };
     each_group(
         begin, end,
         [&](int64_t i, __mmask16 seen) {
           const __m512 weight = _mm512_maskz_mov_ps(seen, weigh(i));
           total = _mm512_add_ps(total, weight);
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i), (__m256i)_mm512_cvtneps_pbh(weight));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i), (__m256i)_mm512_cvtneps_pbh(scaled(weight, i, seen)));
         },
         [&](int64_t i) {
           const __m512 first = weigh(i), second = weigh(i + kLanes);
           total = _mm512_add_ps(_mm512_add_ps(total, first), second);
-          _mm512_storeu_si512(weights + i, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+          _mm512_storeu_si512(weights + i,
+                              (__m512i)_mm512_cvtne2ps_pbh(scaled(second, i + kLanes, kAll), scaled(first, i, kAll)));
         });
     state.total[v] = joined(total, [](auto a, auto b) { return a + b; });
   }
@@ -417,7 +308,7 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
       const bf16* tiles = room.pairs + (channel / kLanes * kPartitionSteps + step / kStepPositions) * kTileHalves;
       int64_t apart = kPartitionSteps * kTileHalves;
       if constexpr (Fresh) {
-        bf16* own = room.pairs + step / kStepPositions % 2 * kTogether * kTileHalves;
+        bf16* own = room.pairs + step / kStepPositions % 2 * kSums * kTileHalves;
         pair_values(base + step, channel, std::min(size_, channel + Blocks * kLanes), kTileHalves, own,
                     [&] { room.ahead.fetch(); });
         tiles = own;
@@ -428,35 +319,6 @@ class AmxTile : public TileView<bf16, AmxRoom::kVectors> {
     }
     Products<Rows, Blocks>::end(sums, padded_);
   }
-
-  // Values of 32 positions and these channels in tiles that are `apart`; zero what nobody sees. Calls meanwhile() for each
-  // two positions and 32 channels.
-  template <typename Meanwhile>
-  OCTAVO_INLINE void pair_values(int64_t position, int64_t channel, int64_t end, int64_t apart, bf16* to,
-                                 const Meanwhile& meanwhile) const {
-    alignas(64) static constexpr bf16 kNothing[kStepChannels] = {};
-    const bf16* rows[kStepPositions];
-    for (int64_t first = 0; first < kStepPositions; first += width_) {
-      const int64_t from = low_ - position - first, until = high_ - position - first;
-      const bf16* at = from < width_ && until > 0 ? value(position + first) : nullptr;
-      for (int64_t i = 0; i < width_; ++i) rows[first + i] = i >= from && i < until ? at + i * size_ : nullptr;
-    }
-    const __m512i low_half = _mm512_load_si512(kTurns.at), high_half = _mm512_load_si512(kTurns.at + 32);
-    for (; channel < end; channel += kStepChannels, to += 2 * apart) {
-      const __mmask32 some = channels(channel);
-      const auto row = [&](int64_t i) {
-        return _mm512_maskz_loadu_epi16(some, rows[i] != nullptr ? rows[i] + channel : kNothing);
-      };
-      for (int64_t i = 0; i < kStepPositions; i += 2) {
-        const __m512i a = row(i), b = row(i + 1);
-        _mm512_store_si512(to + i * kLanes, _mm512_permutex2var_epi16(a, low_half, b));
-        if (channel + kLanes < end) _mm512_store_si512(to + apart + i * kLanes, _mm512_permutex2var_epi16(a, high_half, b));
-        meanwhile();
-      }
-    }
-  }
-
-  const int64_t steps_;  // of 32 channels
 };
 
 }  // namespace

@@ -179,6 +179,17 @@ class TileView {
     }
   }
 
+  // Of the keys of positions from `low` to `high`, and of their values; those of position p are at p - base. There is room
+  // for a partition.
+  void gather_factors(int64_t base, int64_t low, int64_t high, float (*factors)[kPartition]) const {
+    for (int64_t position = first_tile(low); position < high; position += width_)
+      for (int which = 0; which < 2; ++which)
+        std::memcpy(factors[which] + position - base, keys(position) + which * half_ + width_ * size_,
+                    width_ * sizeof(float));
+    for (int which = 0; kUnit<K> != 1.0f && which < 2; ++which)
+      for (int64_t i = 0; i < kPartition; i += kLanes) store(factors[which] + i, load(factors[which] + i) * kUnit<K>);
+  }
+
   const Attention& call_;
   const Tile& tile_;
   const int64_t size_, padded_, shared_;

@@ -66,22 +66,12 @@ class VectorTile : public TileView<K, kVectors> {
       for (int64_t channel = 0; channel < size_; channel += kChunk) score<count>(low, high, channel, weights, room);
     });
     alignas(64) float factors[2][kScaled<K> ? kPartition : 1] = {};
-    if constexpr (kScaled<K>) gather_factors(low, high, factors);
+    if constexpr (kScaled<K>) this->gather_factors(low, low, high, factors);
     for (int64_t v = 0; v < tile_.count; ++v) soften(v, low, high, factors, weights[v], state);
     with_count(tile_.count, [&](auto count) { add_values<count>(low, high, weights, state); });
   }
 
  private:
-  // Of the positions' keys, and of their values.
-  void gather_factors(int64_t low, int64_t high, float (*factors)[kPartition]) const {
-    for (int64_t position = first_tile(low); position < high; position += width_)
-      for (int which = 0; which < 2; ++which)
-        std::memcpy(factors[which] + position - low, keys(position) + which * half_ + width_ * size_,
-                    width_ * sizeof(float));
-    for (int which = 0; kUnit<K> != 1.0f && which < 2; ++which)
-      for (int64_t i = 0; i < kPartition; i += kLanes) store(factors[which] + i, load(factors[which] + i) * kUnit<K>);
-  }
-
   // weights[v][position - low]: the products of query and keys, for whole groups of 16 positions; added to what is there
   // where `first`, the channel from which they are taken, is not 0.
   template <int Count>

@@ -1,6 +1,9 @@
 """What a KV cache of 8 bits keeps, to the last bit: against numpy and the codes' own meaning, and where the native
 kernels put it."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor
 from octavo import kernels
 from octavo.kernels.kv_rows import keep_rows, widen_rows
 
+MakeBatch = Callable[..., Any]
 EIGHT_BITS = [torch.int8, torch.float8_e4m3fn]
 MOST = {torch.int8: 127, torch.float8_e4m3fn: 448}
 
@@ -127,3 +131,17 @@ def test_rows_read_as_code_times_factor_within_half_a_step(as_kept: torch.dtype)
     largest = x.abs().amax(dim=-1, keepdim=True)
     half_a_step = largest / 254 if as_kept == torch.int8 else torch.maximum(x.abs() / 16, largest / 448 * 2**-10)
     assert ((found - x).abs() <= half_a_step * 1.0001).all()
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_attention_reads_each_code_as_its_number(make_batch: MakeBatch, dtype: torch.dtype) -> None:
+    """All positions have the same value, one channel for each code; a prompt, and a request of one row."""
+    numbers = np.nan_to_num(meanings(dtype)).clip(-MOST[dtype], MOST[dtype])
+    batch = make_batch([(20, 20), (1, 1)], num_kv_heads=1, shared=1, head_size=256, dtype=torch.bfloat16, kept=dtype)
+    rows = torch.from_numpy(numbers).bfloat16().expand(21, 1, 256)
+    kernels.reshape_and_cache(rows.contiguous(), rows.contiguous(), batch.kv_cache, batch.metadata.slot_mapping)
+    got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.0625).double().numpy()
+    np.testing.assert_array_equal(got[20, 0], numbers)
+    np.testing.assert_allclose(got[:20, 0], np.broadcast_to(numbers, (20, 256)), rtol=2**-7)
+    with pytest.raises(AssertionError):  # the control: a code's neighbour is told from it
+        np.testing.assert_allclose(got[:20, 0], np.roll(got[:20, 0], 1, axis=1), rtol=2**-7)

@@ -164,14 +164,16 @@ def test_a_prompt_has_the_same_bits_whole_and_in_pieces(
 @pytest.mark.parametrize("what", ["key", "value"])
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
 @pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("kept", KEPT)
 def test_what_is_not_finite_changes_no_row_that_does_not_see_it(
-    make_batch: MakeBatch, head_size: int, what: str, number: float, window: int | None
+    make_batch: MakeBatch, head_size: int, what: str, number: float, window: int | None, kept: torch.dtype | None
 ) -> None:
-    batch = make_batch([(90, 400)], dtype=torch.bfloat16, head_size=head_size, num_kv_heads=1)
+    batch = make_batch([(90, 400)], dtype=torch.bfloat16, head_size=head_size, num_kv_heads=1, kept=kept)
     finite = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.3, window)
     position = 350
     slot = batch.metadata.block_table[0, position // 16] * 16 + position % 16
-    key, value = batch.keys[0][position : position + 1].clone(), batch.values[0][position : position + 1].clone()
+    key, value = (each[0][position : position + 1].to(torch.bfloat16) for each in (batch.keys, batch.values))
+    key, value = key.clone(), value.clone()
     (key if what == "key" else value)[..., 3] = number
     kernels.reshape_and_cache(key, value, batch.kv_cache, slot.reshape(1).long())
     got = kernels.paged_attention(batch.query, batch.kv_cache, batch.metadata, 0.3, window)
