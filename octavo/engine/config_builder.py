@@ -33,12 +33,13 @@ Progress = Callable[[str, float], None]
 _NOT_ABOUT_SAMPLING = {"bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "do_sample", "use_cache"}
 
 
-def build_config(args: EngineArgs, progress: Progress | None = None) -> OctavoConfig:
+def build_config(args: EngineArgs, progress: Progress | None = None, *, offline: bool = False) -> OctavoConfig:
     """The final configuration, logged with the reason for every value that was chosen for this model and machine.
 
     Args:
         args: what was stated; without a model it is the demo model.
         progress: told of a download's stages.
+        offline: whether all answers are waited for, and none is streamed: steps are larger.
 
     Raises:
         ModelError: MODEL is nothing that octavo can find or read.
@@ -56,7 +57,11 @@ def build_config(args: EngineArgs, progress: Progress | None = None) -> OctavoCo
     facts = _with_sampling_defaults(
         read_model_facts(path, stated.get("hf_overrides")), stated.get("generation_config", "auto")
     )
-    config = resolve_config(args, facts, current_platform().facts(), tokenizer_path)
+    platform = current_platform().facts()
+    if offline:
+        num_tokens = platform.offline_max_num_batched_tokens
+        platform = msgspec.structs.replace(platform, default_max_num_batched_tokens=num_tokens)
+    config = resolve_config(args, facts, platform, tokenizer_path)
     if not model_stated:
         config = dataclasses.replace(config, reasons=config.reasons | {"model": "the demo model, as none was stated"})
     _log_choices(config, facts)

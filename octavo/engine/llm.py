@@ -58,7 +58,7 @@ class LLM:
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         with _no_collections():
-            config = build_config(EngineArgs(model=model, **options))
+            config = build_config(EngineArgs(model=model, **options), offline=True)
             self._tokenizer = load_tokenizer(Path(config.model.tokenizer_path))  # lets go of Python's lock
             self._renderer = ChatRenderer(self._tokenizer)
             self._input_processor = InputProcessor(config, self._tokenizer)

@@ -51,6 +51,7 @@ class PlatformFacts(msgspec.Struct, frozen=True, kw_only=True):
         supported_dtypes: those that the kernels compute in, best first.
         default_memory_share: default of ``--gpu-memory-utilization``.
         default_max_num_batched_tokens: tokens a step.
+        offline_max_num_batched_tokens: the same where nobody waits for single tokens.
         default_max_num_seqs: requests in a step.
         default_block_size: tokens.
         async_scheduling: whether overlapping scheduling with execution pays here.
@@ -61,6 +62,7 @@ class PlatformFacts(msgspec.Struct, frozen=True, kw_only=True):
     supported_dtypes: list[str]
     default_memory_share: float
     default_max_num_batched_tokens: int
+    offline_max_num_batched_tokens: int
     default_max_num_seqs: int
     default_block_size: int
     async_scheduling: bool

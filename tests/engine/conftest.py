@@ -146,6 +146,7 @@ def fake_config(**stated: Any) -> OctavoConfig:
         supported_dtypes=["float32"],
         default_memory_share=0.5,
         default_max_num_batched_tokens=64,
+        offline_max_num_batched_tokens=64,
         default_max_num_seqs=8,
         default_block_size=16,
         async_scheduling=False,

@@ -145,3 +145,11 @@ def test_overrides_reach_the_loader_and_the_model(folder: Path) -> None:
     assert overridden.generate("the dog", greedy, use_tqdm=False)[0].outputs[0].token_ids == expected
     other = LLM(str(folder), hf_overrides={"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 0.9})
     assert other.generate("the dog", greedy, use_tqdm=False)[0].outputs[0].token_ids != expected
+
+
+def test_steps_are_larger_where_nobody_waits_for_single_tokens(folder: Path) -> None:
+    args = EngineArgs(model=str(folder))
+    served, offline = build_config(args).scheduler, build_config(args, offline=True).scheduler
+    assert (served.max_num_batched_tokens, offline.max_num_batched_tokens) == (512, 2048)
+    stated = EngineArgs(model=str(folder), max_num_batched_tokens=300)
+    assert build_config(stated, offline=True).scheduler.max_num_batched_tokens == 300

@@ -52,6 +52,7 @@ def make_config(**stated: Any) -> OctavoConfig:
         supported_dtypes=["float32"],
         default_memory_share=0.4,
         default_max_num_batched_tokens=2048,
+        offline_max_num_batched_tokens=2048,
         default_max_num_seqs=128,
         default_block_size=16,
         async_scheduling=False,
