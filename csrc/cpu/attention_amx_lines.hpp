@@ -122,13 +122,13 @@ class AmxRoom {
     rows_ = rows;
   }
 
-  float* scores;   // [32 vectors, kWeightsStride]
+  float* scores;     // [32 vectors, kWeightsStride]
   Factors* factors;  // [keys' and values'], where the cache has them: the keys' times the scale
-  bf16* weights;   // [vectors, kWeightsLine]
-  bf16* queries;   // [tiles of 16 vectors, steps of 32 channels, 16, 32]
-  bf16* keys;      // [groups of 16 positions, steps of 32 channels, 16, 32], where the cache has no such lines
-  bf16* pairs;     // [16 channels, steps of 32 positions, 16, 32]: values
-  K* gathered;     // keys of 16 positions, where the cache's tiles are narrower
+  bf16* weights;     // [vectors, kWeightsLine]
+  bf16* queries;     // [tiles of 16 vectors, steps of 32 channels, 16, 32]
+  bf16* keys;        // [groups of 16 positions, steps of 32 channels, 16, 32], where the cache has no such lines
+  bf16* pairs;       // [16 channels, steps of 32 positions, 16, 32]: values
+  K* gathered;       // keys of 16 positions, where the cache's tiles are narrower
   Ahead<K> ahead;
 
  private:

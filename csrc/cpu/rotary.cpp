@@ -49,7 +49,7 @@ struct Place {
     values = keys + half;
   }
 
-  // Each line of a key is another one's of memory: they come while something else is done.
+  // A key has a few bytes in each line of its tile: the lines are fetched while something else is done.
   void prefetch() const {
     const char* at = reinterpret_cast<const char*>(keys);
     for (int64_t line = 0; line < width * size * static_cast<int64_t>(sizeof(K)); line += 64)

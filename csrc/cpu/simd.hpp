@@ -348,8 +348,8 @@ OCTAVO_INLINE f32x16 erf(f32x16 x) {
   return by_registers([](auto part) { return erf_register(part); }, x);
 }
 
-// An array of its own, cleared, or of anything. Levels use no std::vector: of a template that several files instantiate the linker keeps
-// one copy for all, and if that one was compiled for AVX-512 it would run on machines without it.
+// An array of its own, cleared, or of anything. Levels use no std::vector: of a template that several files instantiate
+// the linker keeps one copy for all, and if that one was compiled for AVX-512 it would run on machines without it.
 template <typename T>
 class Buffer {
  public:
