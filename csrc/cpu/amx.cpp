@@ -28,8 +28,13 @@ bool emulated() {
   return ask != nullptr && ask() != 0;
 }
 
+bool has_vbmi() {
+  return __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2");
+}
+
 std::string ask_system() {
   if (!processor_has_amx()) return "the processor has no AMX";
+  if (!has_vbmi()) return "AVX-512 VBMI and VBMI2, which each processor with AMX has, are hidden from this machine";
   uint32_t saved, high;
   asm volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
   constexpr uint32_t kTileConfig = 1u << 17, kTileData = 1u << 18;

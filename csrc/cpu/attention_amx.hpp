@@ -33,7 +33,7 @@ OCTAVO_INLINE __m512 power_of_two(__m512 x, float least) {
 }
 
 // Sums of a tile of 16 vectors and Blocks tiles of 16 columns in tiles 0 to 3; tile 4 is the vectors', 5 to 7 are the
-// columns' in turn. What was read for the last time is cleared: see linear_amx.cpp.
+// columns' in turn. What was read for the last time is cleared: see linear_many_amx.cpp.
 template <int Blocks>
 struct OneRow {
   // Calls work with each block, as a constant.

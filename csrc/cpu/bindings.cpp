@@ -105,6 +105,16 @@ NB_MODULE(_native, m) {
     const nb::gil_scoped_release release;
     pack(static_cast<Type>(type), at<void>(weight), first_row, rows, out_size, in_size, gated, at<void>(packed));
   });
+  m.def("coded_bytes", [](int64_t out_size, int64_t in_size, bool gated) -> int64_t {
+    return chosen.load()->encode == nullptr ? 0 : coded_bytes(out_size, in_size, gated);
+  });
+  m.def("encode", [](Address packed, int64_t out_size, int64_t in_size, bool gated, Address coded) {
+    const Kernels& kernels = *chosen.load();
+    if (kernels.encode == nullptr || coded_bytes(out_size, in_size, gated) == 0)
+      throw nb::value_error("no coded weights of this shape, or at this level");
+    const nb::gil_scoped_release release;
+    return kernels.encode({at<void>(packed), at<uint8_t>(coded), packed_blocks(out_size, gated), in_size});
+  });
   m.def("packed_block_bytes", [](int format, int64_t span, int64_t out_size, int64_t in_size, bool gated) {
     return packed_block_bytes(static_cast<Format>(format), span, out_size, in_size, gated);
   });

@@ -48,7 +48,6 @@ bool has_avx512() {
 }
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
-
 // The kernels of avx512, with dot products of bytes.
 const Kernels& avx512_vnni_kernels() {
   static const Kernels kernels = [] {

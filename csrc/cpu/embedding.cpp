@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "coded.hpp"
 #include "kernels.hpp"
 #include "levels.hpp"
 #include "rows.hpp"
@@ -60,9 +61,29 @@ void embed_quantized(const Embedding& call) {
   });
 }
 
+template <typename Out>
+void embed_coded_row(const Embedding& call, int64_t row) {
+  const uint8_t* block =
+      static_cast<const uint8_t*>(call.weight) + call.ids[row] / kLanes * coded_block_bytes(call.size);
+  Out* out = static_cast<Out*>(call.out) + row * call.size;
+  for (int64_t i = 0; i < call.size; i += kLanes) {
+    alignas(64) bf16 values[kLanes];
+    for (int64_t k = 0; k < kLanes; ++k) values[k] = coded_weight(block, call.ids[row] % kLanes, i + k);
+    store(out + i, load(values) * call.scale);
+  }
+}
+
+void embed_coded(const Embedding& call) {
+  by_rows(call.rows, call.size, [&](int64_t row) {
+    if (call.out_type == Type::f32) embed_coded_row<float>(call, row);
+    else embed_coded_row<bf16>(call, row);
+  });
+}
+
 }  // namespace
 
 void embedding(const Embedding& call) {
+  if (call.format == Format::coded) return embed_coded(call);
   if (call.format != Format::plain) return embed_quantized(call);
   if (call.type == Type::bf16) embed_rows<bf16, 2>(call);
   else embed_rows<float, 1>(call);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "functions.hpp"
 #include "kernels.hpp"
@@ -19,6 +20,36 @@ OCTAVO_INLINE int64_t row_size(const Linear& call) { return call.gated ? call.ou
 // Blocks of 16 outputs that the weight is packed in; gated: an even number.
 OCTAVO_INLINE int64_t blocks_of(const Linear& call) {
   return (row_size(call) + kLanes - 1) / kLanes * (call.gated ? 2 : 1);
+}
+
+// How outputs are written. Instructions for bfloat16 take what is below its normal range for zero, and so do AMX's products
+// with their inputs.
+#if defined(__AMX_BF16__)
+OCTAVO_INLINE void put(bf16* at, f32x16 value, Whole) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), (__m256i)_mm512_cvtneps_pbh((__m512)value));
+}
+OCTAVO_INLINE void put(bf16* at, f32x16 first, f32x16 second) {
+  _mm512_storeu_si512(at, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+}
+OCTAVO_INLINE void put(bf16* at, f32x16 value, int lanes) {
+  _mm256_mask_storeu_epi16(at, static_cast<__mmask16>((1u << lanes) - 1), (__m256i)_mm512_cvtneps_pbh((__m512)value));
+}
+#else
+template <typename Lanes>
+OCTAVO_INLINE void put(bf16* at, f32x16 value, Lanes lanes) { store(at, value, lanes); }
+OCTAVO_INLINE void put(bf16* at, f32x16 first, f32x16 second) { store(at, first, second); }
+#endif
+template <typename Lanes>
+OCTAVO_INLINE void put(float* at, f32x16 value, Lanes lanes) { store(at, value, lanes); }
+OCTAVO_INLINE void put(float* at, f32x16 first, f32x16 second) { store(at, first, second); }
+
+// The function of a gate, as Out is to have it.
+template <typename Out, Function F>
+OCTAVO_INLINE f32x16 opened(f32x16 gate) {
+#if defined(__AMX_BF16__)
+  if constexpr (F == Function::silu && std::is_same_v<Out, bf16>) return silu_for_bf16(gate);
+#endif
+  return function<F>(gate);
 }
 
 // Bare: there is no bias, no multiplier and no soft cap.
@@ -43,11 +74,11 @@ OCTAVO_INLINE void finish_blocks(const Linear& call, int64_t row, int64_t rows, 
   for (int64_t r = 0; r < rows; ++r) {
     Out* out = static_cast<Out*>(call.out) + (row + r) * call.out_stride + first;
     int64_t b = 0;
-    for (; b + 1 < whole; b += 2) store(out + b * kLanes, value(r, b, Whole()), value(r, b + 1, Whole()));
-    if (b < whole) store(out + b * kLanes, value(r, b, Whole()));
+    for (; b + 1 < whole; b += 2) put(out + b * kLanes, value(r, b, Whole()), value(r, b + 1, Whole()));
+    if (b < whole) put(out + b * kLanes, value(r, b, Whole()), Whole());
     if (whole < blocks) {
       const int lanes = static_cast<int>(call.out_size % kLanes);
-      store(out + whole * kLanes, value(r, whole, lanes), lanes);
+      put(out + whole * kLanes, value(r, whole, lanes), lanes);
     }
   }
 }
@@ -60,13 +91,13 @@ OCTAVO_INLINE void finish_gate(const Linear& call, int64_t row, int64_t first, f
     gate = gate + load(bias, lanes);
     up = up + load(bias + size, lanes);
   }
-  store(static_cast<Out*>(call.out) + row * call.out_stride + first, function<F>(gate) * up, lanes);
+  put(static_cast<Out*>(call.out) + row * call.out_stride + first, opened<Out, F>(gate) * up, lanes);
 }
 
 // A row of a call whose gates are silu, of whole blocks and without a bias: of the sums of a gate's block and its value's.
 template <typename Out>
 OCTAVO_INLINE void finish_silu(const float* sums, Out* out) {
-  store(out, function<Function::silu>(load(sums)) * load(sums + kLanes));
+  put(out, opened<Out, Function::silu>(load(sums)) * load(sums + kLanes), Whole());
 }
 
 template <typename Bias, typename Out, Function F>

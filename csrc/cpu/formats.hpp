@@ -36,8 +36,8 @@
 
 namespace octavo {
 
-// plain: not quantized, see Linear.
-enum class Format : int { plain = 0, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, u4, u8, f8 };
+// plain: not quantized, see Linear; coded: the same numbers in fewer bits, see coded.hpp.
+enum class Format : int { plain = 0, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, u4, u8, f8, coded };
 
 constexpr int64_t kGroup = 32;         // inputs
 constexpr int64_t kBlockOutputs = 16;
@@ -69,6 +69,7 @@ static constexpr Layout layout_of(Format format, int64_t span_inputs) {
     case Format::u4: return {4, span_inputs / kGroup, 80, 0};
     case Format::u8: return {8, span_inputs / kGroup, 80, 0};
     case Format::f8: return {8, span_inputs / kGroup, 64, 0};
+    case Format::coded:
     case Format::plain: break;
   }
   return {};

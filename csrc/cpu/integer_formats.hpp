@@ -197,6 +197,7 @@ OCTAVO_INLINE void by_format(Format format, const Use& use) {
     case Format::u4: return use(Zeroed<4>());
     case Format::u8: return use(Zeroed<8>());
     case Format::f8:
+    case Format::coded:
     case Format::plain: break;
   }
 }

@@ -44,7 +44,7 @@ struct Linear {
   int64_t out_stride;   // elements from row to row
   Type out_type;
   int64_t rows, in_size, out_size;
-  const float* residual;  // [rows, out_size] with the stride of out, or null
+  const float* residual;  // [rows, out_size] with the stride of out, which it may be; or null
   float multiplier;
   float softcap;          // softcap * tanh(… / softcap); 0: none
   bool gated;
@@ -60,7 +60,7 @@ struct Norm {
   const void* weight;     // [size], or with head_weights [heads, size]
   const void* bias;       // likewise, or null
   bool head_weights;
-  const float* residual;  // [rows, heads, size], or null
+  const float* residual;  // [rows, heads, size], out itself, or null
   Type out_type;
   void* out;              // [rows, heads, size]
   int64_t rows, heads, size;
@@ -172,10 +172,17 @@ struct Quantize {
   int64_t rows, in_size;
 };
 
+// Packed weights of bf16 → coded ones (coded.hpp).
+struct Encode {
+  const void* packed;  // blocks of 16 outputs, as Linear has them
+  uint8_t* coded;      // zeros; coded_block_bytes(in_size) for each block
+  int64_t blocks, in_size;
+};
+
 struct Sample;  // sample.hpp
 
 struct Kernels {
-  void (*linear)(const Linear&);          // of plain weights, and 8-bit floats
+  void (*linear)(const Linear&);          // of plain and coded weights, and 8-bit floats
   void (*linear_integer)(const Linear&);  // of all others
   void (*embedding)(const Embedding&);
   void (*norm)(const Norm&);
@@ -186,6 +193,7 @@ struct Kernels {
   void (*attention)(const Attention&);
   void (*sample)(const Sample&);
   bool (*quantize)(const Quantize&);  // false: a weight is not finite, or larger than half precision's largest
+  bool (*encode)(const Encode&);      // null: no coded weights at this level; false: a tile has more than 16 exponents
 
   // For measurements (roofline.cpp).
   void (*stream)(const void* data, int64_t bytes);
@@ -193,6 +201,12 @@ struct Kernels {
   int64_t (*multiply_f32)();
   int64_t (*multiply_int8)();
 };
+
+// Blocks of 16 outputs that a weight is packed in.
+int64_t packed_blocks(int64_t out_size, bool gated);
+
+// Bytes of a coded weight; 0: its rows are not whole tiles.
+int64_t coded_bytes(int64_t out_size, int64_t in_size, bool gated);
 
 // Bytes of a packed weight, [out_size, in_size].
 int64_t packed_bytes(Type type, int64_t out_size, int64_t in_size, bool gated);

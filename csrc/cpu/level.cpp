@@ -4,8 +4,18 @@
 
 namespace octavo::OCTAVO_LEVEL {
 
+namespace {
+
+#if defined(__AMX_BF16__)
+constexpr auto kEncode = encode;
+#else
+constexpr bool (*kEncode)(const Encode&) = nullptr;
+#endif
+
+}  // namespace
+
 extern const Kernels kernels;
 const Kernels kernels = {linear,    linear_integer, embedding, norm,     cast,   activation,    rotary_kv,    store_kv,
-                         attention, sample,         quantize,  stream,   multiply_bf16, multiply_f32, multiply_int8};
+                         attention, sample,         quantize,  kEncode, stream,   multiply_bf16, multiply_f32, multiply_int8};
 
 }  // namespace octavo::OCTAVO_LEVEL

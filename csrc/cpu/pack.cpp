@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "coded.hpp"
 #include "kernels.hpp"
 
 namespace octavo {
@@ -10,11 +11,6 @@ namespace {
 
 constexpr int64_t kOutputs = 16;  // of a block
 constexpr int64_t kUnits = 16;    // of a row, moved together: one line of 64 bytes
-
-int64_t blocks(int64_t out_size, bool gated) {
-  const int64_t size = gated ? out_size / 2 : out_size;
-  return (size + kOutputs - 1) / kOutputs * (gated ? 2 : 1);
-}
 
 // Elements of a block: inputs are padded to whole pairs where they come in pairs.
 int64_t block_size(int64_t in_size, int64_t together) {
@@ -47,9 +43,18 @@ void pack_lanes(const char* rows, int64_t row_bytes, int64_t first, int64_t last
 
 }  // namespace
 
+int64_t packed_blocks(int64_t out_size, bool gated) {
+  const int64_t size = gated ? out_size / 2 : out_size;
+  return (size + kOutputs - 1) / kOutputs * (gated ? 2 : 1);
+}
+
 int64_t packed_bytes(Type type, int64_t out_size, int64_t in_size, bool gated) {
-  return type == Type::bf16 ? blocks(out_size, gated) * block_size(in_size, 2) * 2
-                            : blocks(out_size, gated) * block_size(in_size, 1) * 4;
+  return type == Type::bf16 ? packed_blocks(out_size, gated) * block_size(in_size, 2) * 2
+                            : packed_blocks(out_size, gated) * block_size(in_size, 1) * 4;
+}
+
+int64_t coded_bytes(int64_t out_size, int64_t in_size, bool gated) {
+  return can_be_coded(in_size) ? packed_blocks(out_size, gated) * coded_block_bytes(in_size) : 0;
 }
 
 void pack(Type type, const void* weight, int64_t first_row, int64_t rows, int64_t out_size, int64_t in_size, bool gated,

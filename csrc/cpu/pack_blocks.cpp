@@ -209,6 +209,7 @@ int64_t file_span_bytes(Format format, int64_t span_inputs) {
     case Format::u4: return 8 + span_inputs / 2;
     case Format::u8: return 8 + span_inputs;
     case Format::f8: return 4 + span_inputs;
+    case Format::coded:
     case Format::plain: break;
   }
   return 0;

@@ -65,7 +65,9 @@ const char* name(const StoreKV&) { return "store_kv"; }
 const char* name(const Attention&) { return "attention"; }
 
 void invoke(const Kernels& kernels, const Linear& call) {
-  const bool floats = call.format == Format::plain || call.format == Format::f8;
+  if (call.format == Format::coded && kernels.encode == nullptr)
+    throw std::invalid_argument("the weights were coded for another level than the chosen one");
+  const bool floats = call.format == Format::plain || call.format == Format::f8 || call.format == Format::coded;
   (floats ? kernels.linear : kernels.linear_integer)(call);
 }
 void invoke(const Kernels& kernels, const Embedding& call) { kernels.embedding(call); }

@@ -21,8 +21,9 @@ def measure_latency(
     num_iters: int,
     on_iteration: Callable[[], None],
 ) -> dict[str, Any]:
-    """Times in milliseconds. ``bandwidth_share``: weight bytes of a decode step ÷ measured bandwidth ÷ its time.
-    ``engine_ms_per_step``: what a step takes beside the native kernels. Both are None where those are not in use; what
+    """Times in milliseconds. ``bandwidth_share``: weight bytes of a decode step, as the kernels keep them, ÷ measured
+    bandwidth ÷ its time; ``checkpoint_share``: the same with the bytes that they have in ``dtype``.
+    ``engine_ms_per_step``: what a step takes beside the native kernels. All are None where those are not in use; what
     is said of decode steps is, where one token is generated: it comes from the prompt's step."""
     num_tokens = input_len + output_len
     with loaded(engine_options, num_tokens, batch_size) as llm:
@@ -54,14 +55,16 @@ def measure_latency(
         "decode_tokens_s": batch_size / median(decode) if decode else None,
         "bandwidth_gb_s": None,
         "bandwidth_share": None,
+        "checkpoint_share": None,
         "engine_ms_per_step": None,
     }
     if native:
         weights = config.model.dtype, config.model.quantization
         bandwidth = measure_roofline(config.model.model, *weights)["bandwidth_gb_s"]
-        at_best = step_bytes(Path(config.model.path), *weights) / (bandwidth * 1e9)
         found |= {"bandwidth_gb_s": bandwidth, "engine_ms_per_step": median(outside) * 1e3}
-        found["bandwidth_share"] = at_best / median(decode) if decode else None
+        for name, as_kept in (("bandwidth_share", True), ("checkpoint_share", False)):
+            at_best = step_bytes(Path(config.model.path), *weights, as_kept=as_kept) / (bandwidth * 1e9)
+            found[name] = at_best / median(decode) if decode else None
     return found
 
 

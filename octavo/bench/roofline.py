@@ -27,7 +27,7 @@ def measure_roofline(model: str, dtype: str = "bfloat16", quantization: str = "a
     kernels.select(provider)
     from octavo.kernels import limits
 
-    num_bytes = step_bytes(resolve_model(model), dtype, quantization) // _PAGE * _PAGE
+    num_bytes = step_bytes(resolve_model(model), dtype, quantization, as_kept=True) // _PAGE * _PAGE
     return {
         "model": model,
         "dtype": dtype,
@@ -41,20 +41,28 @@ def measure_roofline(model: str, dtype: str = "bfloat16", quantization: str = "a
     }
 
 
-def step_bytes(path: Path, dtype: str, quantization: str = "auto") -> int:
+def step_bytes(path: Path, dtype: str, quantization: str = "auto", *, as_kept: bool = False) -> int:
     """Bytes of weights that a step over few rows reads: all but an embedding that is not the head, too. Quantized ones
-    count as the checkpoint has them, those that ``quantization`` makes so as they become, the others as ``dtype``."""
+    count as the checkpoint has them, those that ``quantization`` makes so as they become, the others as ``dtype``, or
+    ``as_kept`` by the chosen kernels."""
     target = QUANTIZED_WHILE_LOADING.get(quantization)
-    sizes = {tensor.name: _bytes_of(tensor, dtype, target) for tensor in iterate_tensors(path)}
+    sizes = {tensor.name: _bytes_of(tensor, dtype, target, as_kept) for tensor in iterate_tensors(path)}
     tied = read_model_facts(path).hf_config["tie_word_embeddings"]
     unread = {_HEAD} if tied else set(_EMBEDDINGS)
     return sum(size for name, size in sizes.items() if name not in unread)
 
 
-def _bytes_of(tensor: CheckpointTensor, dtype: str, target: str | None) -> int:
+def _bytes_of(tensor: CheckpointTensor, dtype: str, target: str | None, as_kept: bool) -> int:
     if tensor.is_quantized:
         return tensor.num_bytes
-    if target is None or len(tensor.shape) != 2 or tensor.name in (_HEAD, *_EMBEDDINGS):
-        return math.prod(tensor.shape) * _ITEM_BYTES[dtype]
+    matrix = len(tensor.shape) == 2
+    if target is None or not matrix or tensor.name in (_HEAD, *_EMBEDDINGS):
+        if not matrix or not as_kept:
+            return math.prod(tensor.shape) * _ITEM_BYTES[dtype]
+        import torch
+
+        from octavo import kernels
+
+        return kernels.filled_bytes((tensor.shape[0], tensor.shape[1]), getattr(torch, dtype))
     kind = readable_type(target)
     return tensor.shape[0] * -(-tensor.shape[1] // kind.block_size) * kind.block_bytes

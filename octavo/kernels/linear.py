@@ -18,9 +18,9 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 @op
 def linear_add(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, multiplier: float = 1.0) -> Tensor:
-    """``residual + (x @ weight.T + bias) * multiplier`` in float32. residual: [rows, out] float32, not changed.
+    """Adds ``(x @ weight.T + bias) * multiplier`` to the residual, [rows, out] float32, where it is, and returns it.
     Kernels do not round the product; the definition rounds it to the type of x."""
-    return torch.add(residual, torch.nn.functional.linear(x, plain(weight), bias), alpha=multiplier)
+    return residual.add_(torch.nn.functional.linear(x, plain(weight), bias), alpha=multiplier)
 
 
 @op

@@ -12,7 +12,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-__all__ = ["huge_memory"]
+__all__ = ["huge_memory", "passing_memory"]
 
 _LINE = 64
 _CHUNK_BYTES = 256 * 2**20  # of addresses
@@ -36,8 +36,20 @@ def huge_memory(num_bytes: int) -> Tensor:
     return torch.frombuffer(chunk, dtype=torch.uint8, count=num_bytes, offset=start)
 
 
+def passing_memory(num_bytes: int) -> Tensor:
+    """[num_bytes] uint8, zero, which the system has back with the tensor: what an allocator keeps for later would count
+    as the model's as long as the process lives."""
+    if num_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(_anonymous(num_bytes), dtype=torch.uint8)
+
+
+def _anonymous(num_bytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 def _map(num_bytes: int) -> mmap.mmap:
-    chunk = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    chunk = _anonymous(num_bytes)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         chunk.madvise(mmap.MADV_HUGEPAGE)
     return chunk

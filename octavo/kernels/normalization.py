@@ -23,8 +23,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
 
 @op
 def rms_norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
-    """``residual + rms_norm(x)`` in float32: for what is normed after a block. residual: [rows, size] float32."""
-    return residual + rms_norm.definition(x, weight, eps, torch.float32)
+    """Adds ``rms_norm(x)`` to the residual, [rows, size] float32, where it is, and returns it: for what is normed after
+    a block."""
+    return residual.add_(rms_norm.definition(x, weight, eps, torch.float32))
 
 
 @op

@@ -1,5 +1,6 @@
 """A weight matrix in the form that a provider's products read it in."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,8 @@ __all__ = [
     "empty_weight",
     "fill_blocks",
     "fill_rows",
+    "filled",
+    "filled_bytes",
     "keeps",
     "pack_blocks",
     "pack_weight",
@@ -32,6 +35,7 @@ class PackedWeight:
     dtype: of what goes into its products, and of the numbers in it where they are not quantized.
     gated: the first half of the outputs are gates, and lie beside the second half's, which they belong to.
     kept_as: how checkpoints name the quantized type whose numbers it keeps (``"Q4_1"``); empty: numbers of ``dtype``.
+    coded: these numbers are there in fewer bits, exactly; nothing can be filled in any more.
     """
 
     data: Tensor
@@ -39,6 +43,7 @@ class PackedWeight:
     dtype: torch.dtype
     gated: bool = False
     kept_as: str = ""
+    coded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +100,23 @@ def fill_blocks(weight: Weight, first_row: int, data: npt.NDArray[np.uint8]) -> 
     raise TypeError("the definitions keep no quantized weights")
 
 
+@op
+def filled(weight: Weight) -> Weight:
+    """The same matrix, all of whose rows are there, in the form that is read fastest."""
+    return weight
+
+
+@op
+def filled_bytes(shape: tuple[int, int], dtype: torch.dtype) -> int:
+    """Bytes of such a matrix when it is ``filled``: what a product reads."""
+    return math.prod(shape) * dtype.itemsize
+
+
 def pack_weight(weight: Tensor, gated: bool = False) -> Weight:
-    """A whole matrix as ``empty_weight`` and ``fill_rows`` make it."""
+    """A whole matrix as ``empty_weight``, ``fill_rows`` and ``filled`` make it."""
     packed = empty_weight((weight.shape[0], weight.shape[1]), weight.dtype, gated)
     fill_rows(packed, 0, weight)
-    return packed
+    return filled(packed)
 
 
 def pack_blocks(

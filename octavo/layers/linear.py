@@ -78,5 +78,5 @@ class RowParallelLinear(_Linear):
         self.residual_multiplier = residual_multiplier
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + the projection of x, in float32. residual: [rows, out] float32, not changed."""
+        """The residual, [rows, out] float32, to which the projection of x was added."""
         return kernels.linear_add(x, self.weight.packed, self.bias, residual, self.residual_multiplier)

@@ -28,7 +28,7 @@ class RMSNorm(nn.Module):
         return kernels.rms_norm(x, self.weight, self.eps, self.dtype)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + normed x, in float32: for what is normed after a block."""
+        """The residual, float32, to which normed x was added: for what is normed after a block."""
         return kernels.rms_norm_add(x, self.weight, self.eps, residual)
 
 

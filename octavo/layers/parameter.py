@@ -7,6 +7,7 @@ second copy of the model ever exists. Memory is taken when the first shard arriv
 import math
 from dataclasses import dataclass, field
 from itertools import groupby
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +42,7 @@ class _Part:
     stop: int
     kept_as: str
     weight: "kernels.Weight" = field(default_factory=lambda: torch.empty(0))
+    missing: int = 0  # rows
 
     def num_bytes(self, row_shape: tuple[int, ...], itemsize: int) -> int:
         values = math.prod(row_shape)
@@ -89,6 +91,7 @@ class WeightParameter(nn.Parameter):
     _expected: dict[ShardId, str]
     _target: str
     _parts: list[_Part]
+    _lock: Lock
     _matrix: bool
     _gated: bool
 
@@ -127,6 +130,7 @@ class WeightParameter(nn.Parameter):
         self._expected = {}
         self._target = ""
         self._parts = []
+        self._lock = Lock()
         self.shards = {}
         start = 0
         for shard_id, rows in (shards or {None: full_shape[0]}).items():
@@ -222,8 +226,13 @@ class WeightParameter(nn.Parameter):
             return
         self._parts = self._plan()
         for part in self._parts:
-            shape = (part.stop - part.start, self.full_shape[1])
-            part.weight = kernels.empty_weight(shape, self.dtype, self._gated, part.kept_as)
+            part.missing = part.stop - part.start
+            part.weight = kernels.empty_weight(
+                (part.missing, self.full_shape[1]), self.dtype, self._gated, part.kept_as
+            )
+        self._show_weights()
+
+    def _show_weights(self) -> None:
         weights = [part.weight for part in self._parts]
         if len(weights) == 1 and isinstance(weights[0], Tensor):
             self.data = weights[0]
@@ -236,6 +245,18 @@ class WeightParameter(nn.Parameter):
     def fill(self, source: "CheckpointTensor", first_row: int) -> None:
         """Rows that were claimed; ``source`` may be a part of them, and others be filled meanwhile."""
         part = self._part_of(first_row)
+        self._fill(source, first_row, part)
+        if part is None:
+            return
+        with self._lock:
+            part.missing -= source.shape[0]
+            if part.missing:
+                return
+        part.weight = kernels.filled(part.weight)
+        with self._lock:
+            self._show_weights()
+
+    def _fill(self, source: "CheckpointTensor", first_row: int, part: _Part | None) -> None:
         if source.type in _PLAIN_TYPES:
             if part is not None and part.kept_as:
                 self._quantize(source, first_row, part)

@@ -4,6 +4,7 @@ The model is built with empty parameters; each tensor is converted and packed by
 file, so that the checkpoint never lies in memory a second time.
 """
 
+import math
 import time
 import warnings
 from collections import Counter, deque
@@ -62,6 +63,7 @@ def load_model(
     parameters = _parameters(model)
     kinds = _kinds(parameters, config.model)
     logger.info("loaded %s: %.2f GiB of weights as %s in %.1f s", config.model.path, gib, kinds, seconds)
+    _report_coded(parameters)
     _report_widened(parameters, config.model)
     _report_quantized(model, config.model)
     return model
@@ -75,6 +77,21 @@ def _kinds(parameters: list[WeightParameter], config: ModelConfig) -> str:
     """The types of the matrices, the most frequent first."""
     counts = Counter(name or config.dtype for each in parameters for name in each.kept_as)
     return ", ".join(name for name, _ in counts.most_common())
+
+
+def _report_coded(parameters: list[WeightParameter]) -> None:
+    """What takes fewer bytes than the checkpoint says, and is the same all the same."""
+    weights = [each.packed for each in parameters]
+    parts = [part for each in weights for part in (each.parts if isinstance(each, kernels.MergedWeight) else (each,))]
+    matrices = [each for each in parts if isinstance(each, kernels.PackedWeight)]
+    coded = [each for each in matrices if each.coded]
+    if coded:
+        wide = sum(math.prod(each.shape) * each.dtype.itemsize for each in coded)
+        kept = sum(len(each.data) for each in coded)
+        logger.info(
+            "%d of %d matrices have their exponents coded, without loss: %.1f MiB became %.1f MiB",
+            *(len(coded), len(matrices), wide / 2**20, kept / 2**20),
+        )
 
 
 def _quantize_to(config: ModelConfig) -> str | None:

@@ -1,7 +1,7 @@
 """What a family's decoder layers stand between: embedding, last norm and head.
 
 The residual stream is one float32 tensor, [num_tokens, hidden_size], from the embedding to the last norm: a layer takes
-it and returns another, with what its blocks add. Blocks compute in the model's type.
+it, adds what its blocks compute where it is, and returns it. Blocks compute in the model's type.
 """
 
 from collections.abc import Iterable

@@ -68,9 +68,10 @@ class GPTNeoXLayer(nn.Module):
         self.mlp = GPTNeoXMLP(config, dtype)
 
     def forward(self, positions: Tensor, residual: Tensor) -> Tensor:
-        attended = self.attention(positions, self.input_layernorm(residual), residual)
-        seen = residual if self.parallel else attended
-        output: Tensor = self.mlp(self.post_attention_layernorm(seen), attended)
+        hidden = self.input_layernorm(residual)
+        seen = self.post_attention_layernorm(residual) if self.parallel else None  # before attention adds to it
+        residual = self.attention(positions, hidden, residual)
+        output: Tensor = self.mlp(self.post_attention_layernorm(residual) if seen is None else seen, residual)
         return output
 
 

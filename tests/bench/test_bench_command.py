@@ -76,12 +76,17 @@ def test_latency(bench: Bench, short_measurements: None, tmp_path: Path) -> None
     assert found["decode_tokens_s"] == pytest.approx(2e3 / found["decode_step_ms"]["median"])
     assert found["prefill_tokens_s"] == pytest.approx(40e3 / found["first_token_ms"]["median"])
     assert 0 < found["engine_ms_per_step"] < found["latency_ms"]["max"]
-    weights = sum(
-        parameter.numel() for parameter in transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)).parameters()
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE))
+    parameters = [each for name, each in model.named_parameters() if name != "model.embed_tokens.weight"]
+    assert "lm_head.weight" in dict(model.named_parameters())  # which a step reads, but not the embedding
+    wide = sum(2 * each.numel() for each in parameters)
+    kept = sum(
+        kernels.filled_bytes((each.shape[0], each.shape[1]), torch.bfloat16) if each.ndim == 2 else 2 * each.numel()
+        for each in parameters
     )
-    read = 2 * (weights - SHAPE["vocab_size"] * SHAPE["hidden_size"])  # the head, but not the embedding
-    at_best = read / (found["bandwidth_gb_s"] * 1e9)
-    assert found["bandwidth_share"] == pytest.approx(at_best * 1e3 / found["decode_step_ms"]["median"])
+    for share, read in (("bandwidth_share", kept), ("checkpoint_share", wide)):
+        at_best = read / (found["bandwidth_gb_s"] * 1e9)
+        assert found[share] == pytest.approx(at_best * 1e3 / found["decode_step_ms"]["median"])
 
 
 def test_latency_of_one_token_says_nothing_of_decode_steps(bench: Bench, short_measurements: None) -> None:
@@ -129,7 +134,9 @@ def test_startup_of_what_ends_without_a_word_tells_how(
 def test_roofline(bench: Bench, short_measurements: None) -> None:
     narrow, wide = bench("roofline"), bench("roofline", "--dtype", "float32")
     assert (narrow["dtype"], wide["dtype"]) == ("bfloat16", "float32")
-    assert 0 <= wide["buffer_bytes"] - 2 * narrow["buffer_bytes"] <= 4096  # whole pages
+    # Exponents of bfloat16 may be coded: three quarters of the bytes.
+    assert 1.5 * narrow["buffer_bytes"] <= wide["buffer_bytes"] + 4096  # whole pages
+    assert wide["buffer_bytes"] <= 3 * narrow["buffer_bytes"] + 3 * 4096
     assert narrow["bandwidth_gb_s"] > 0
     assert narrow["bf16_gflop_s"] > 0
     assert narrow["f32_gflop_s"] > 0

@@ -85,7 +85,7 @@ def test_row_wise_kernels_give_a_row_the_same_bits_alone_and_among_others(
             kernels.rms_norm(x, weight, 1e-5, to),
             kernels.rms_norm(heads, weight, 1e-5, to),
             kernels.layer_norm(x, weight, weight, 1e-5, to),
-            kernels.rms_norm_add(x, weight, 1e-5, residual[rows]),
+            kernels.rms_norm_add(x, weight, 1e-5, residual[rows].clone()),
             kernels.cast(x, to),
             kernels.gelu(x),
             kernels.embedding(ids, table, 0.3, to),
@@ -123,7 +123,7 @@ def test_one_thread_and_two_give_the_same_bits(native_level: Callable[[int], Non
             many, residual = random(300, 208, dtype=dtype), random(300, 208, dtype=torch.float32, seed=2)
             found += [kernels.gelu(many), kernels.gelu(many, "tanh")]
             found += [kernels.rms_norm(many, x[0], 1e-5), kernels.layer_norm(many, x[0], x[1], 1e-5)]
-            found += [kernels.rms_norm_add(many, x[0], 1e-5, residual), kernels.cast(many, torch.bfloat16)]
+            found += [kernels.rms_norm_add(many, x[0], 1e-5, residual.clone()), kernels.cast(many, torch.bfloat16)]
             found += [kernels.embedding(torch.arange(300), kernels.pack_weight(many), 3.0)]
             # Few rows with a long context (partitions are shared out), and many (rows are).
             for lengths, kept in itertools.product(([(1, 1500)], [(40, 700), (1, 300), (1, 9)]), KEPT):

@@ -42,8 +42,8 @@ def everything(x: Tensor, outer: int, rows: slice = slice(None)) -> list[Tensor]
     packed, gated, x = kernels.pack_weight(weight), kernels.pack_weight(weight, gated=True), x[rows]
     return [
         kernels.linear(x, packed, bias),
-        kernels.linear_add(x, packed, bias, residual, 0.22),
-        kernels.linear_add(x, packed, None, residual),
+        kernels.linear_add(x, packed, bias, residual.clone(), 0.22),
+        kernels.linear_add(x, packed, None, residual.clone()),
         kernels.logits(x, packed, 3.0, 5.0),
         kernels.gated_linear(x, gated, None, "silu"),
         kernels.gated_linear(x, gated, bias, "gelu"),

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-__all__ = ["Format", "format_of", "keeps"]
+__all__ = ["CODED", "Format", "format_of", "keeps"]
 
 _GROUP = 32
 _BY_NAME = {"Q4_0": 1, "Q4_1": 2, "Q5_0": 3, "Q5_1": 4, "Q8_0": 5, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8}
@@ -18,6 +18,10 @@ class Format(NamedTuple):
 
     number: int
     span: int
+
+
+# Numbers of bfloat16 whose exponents are coded: no type of a checkpoint's.
+CODED = Format(12, 0)
 
 
 def keeps(type_name: str) -> bool:

@@ -1,5 +1,7 @@
 """Matrix products with packed weights, and the embedding, which reads the same packed table."""
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -7,16 +9,19 @@ from torch import Tensor
 
 from octavo import _native
 from octavo.kernels.activation import GateForm
-from octavo.kernels.memory import huge_memory
-from octavo.kernels.native.formats import format_of, keeps
+from octavo.kernels.memory import huge_memory, passing_memory
+from octavo.kernels.native.formats import CODED, Format, format_of, keeps
 from octavo.kernels.native.tensors import TYPES, check, empty, rows_of
 from octavo.kernels.packed_weight import MergedWeight, PackedWeight, Weight
+from octavo.logging import init_logger
 
 __all__ = [
     "embedding",
     "empty_weight",
     "fill_blocks",
     "fill_rows",
+    "filled",
+    "filled_bytes",
     "gated_linear",
     "keeps",
     "linear",
@@ -24,6 +29,8 @@ __all__ = [
     "logits",
 ]
 
+
+logger = init_logger(__name__)
 
 # The library's names of functions.
 _FUNCTIONS: dict[GateForm, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
@@ -40,6 +47,8 @@ def empty_weight(shape: tuple[int, int], dtype: torch.dtype, gated: bool = False
         num_bytes = _native.packed_block_bytes(*format_of(kept_as), *shape, gated)
     else:
         num_bytes = _native.packed_bytes(TYPES[dtype], *shape, gated)
+        if _coded_bytes(shape, dtype, gated):
+            return PackedWeight(passing_memory(num_bytes), shape, dtype, gated)  # see `filled`
     return PackedWeight(huge_memory(num_bytes), shape, dtype, gated, kept_as)
 
 
@@ -62,8 +71,8 @@ def fill_blocks(weight: Weight, first_row: int, data: npt.NDArray[np.uint8]) -> 
 
 
 def fill_rows(weight: Weight, first_row: int, rows: Tensor) -> None:
-    if not isinstance(weight, PackedWeight) or weight.kept_as:
-        raise TypeError("fill_rows was given a matrix that is not packed, or kept quantized")
+    if not isinstance(weight, PackedWeight) or weight.kept_as or weight.coded:
+        raise TypeError("fill_rows was given a matrix that is not packed, kept quantized or whole already")
     out_size, in_size = weight.shape
     if rows.shape[1] != in_size or not 0 <= first_row <= out_size - len(rows):
         raise ValueError(f"rows {first_row} and up, {tuple(rows.shape)}, do not fit into a weight {weight.shape}")
@@ -84,13 +93,42 @@ def fill_rows(weight: Weight, first_row: int, rows: Tensor) -> None:
         )
 
 
+def _coded_bytes(shape: tuple[int, int], dtype: torch.dtype, gated: bool) -> int:
+    """Of a matrix whose exponents are coded (csrc/cpu/coded.hpp); 0: this level or this shape has no such form."""
+    found: int = _native.coded_bytes(*shape, gated) if dtype == torch.bfloat16 else 0
+    return found
+
+
+def filled(weight: Weight) -> Weight:
+    if not isinstance(weight, PackedWeight) or weight.kept_as or weight.coded:
+        return weight
+    num_bytes = _coded_bytes(weight.shape, weight.dtype, weight.gated)
+    if num_bytes == 0:
+        return weight
+    data = huge_memory(num_bytes)
+    if _native.encode(weight.data.data_ptr(), *weight.shape, weight.gated, data.data_ptr()):
+        return replace(weight, data=data, coded=True)
+    logger.info(
+        "a matrix %s keeps its exponents of 8 bits: 512 of its weights have more than 16 different ones", weight.shape
+    )
+    plain = huge_memory(len(weight.data))
+    plain.copy_(weight.data)
+    return replace(weight, data=plain)
+
+
+def filled_bytes(shape: tuple[int, int], dtype: torch.dtype) -> int:
+    """Of a matrix whose exponents can be coded."""
+    whole: int = _native.packed_bytes(TYPES[dtype], *shape, False)
+    return _coded_bytes(shape, dtype, False) or whole
+
+
 def _packed(weight: Weight, gated: bool = False) -> PackedWeight:
     if isinstance(weight, MergedWeight):
         raise ValueError("a merged weight of several types was given to another op than linear")
     if not isinstance(weight, PackedWeight):
         packed = empty_weight((weight.shape[0], weight.shape[1]), weight.dtype, gated)
         fill_rows(packed, 0, weight)
-        return packed
+        return packed  # read once: not worth coding
     if weight.gated != gated:
         raise ValueError(f"the weight was packed with gated={weight.gated}, expected gated={gated}")
     return weight
@@ -109,8 +147,7 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_add(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, multiplier: float = 1.0) -> Tensor:
-    residual = residual.contiguous()
-    return _product(x, _packed(weight), bias, torch.float32, residual=residual, multiplier=multiplier)
+    return _product(x, _packed(weight), bias, torch.float32, residual=residual, multiplier=multiplier, out=residual)
 
 
 def gated_linear(x: Tensor, weight: Weight, bias: Tensor | None, activation: GateForm) -> Tensor:
@@ -119,6 +156,10 @@ def gated_linear(x: Tensor, weight: Weight, bias: Tensor | None, activation: Gat
 
 def logits(hidden: Tensor, weight: Weight, scale: float = 1.0, softcap: float | None = None) -> Tensor:
     return _product(hidden, _packed(weight), None, torch.float32, multiplier=scale, softcap=softcap or 0.0)
+
+
+def _format(weight: PackedWeight) -> Format:
+    return CODED if weight.coded else format_of(weight.kept_as)
 
 
 def _product(
@@ -145,7 +186,7 @@ def _product(
         TYPES[x.dtype],
         x.data_ptr(),
         x.stride(0),
-        *format_of(weight.kept_as),
+        *_format(weight),
         weight.data.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         out.data_ptr(),
@@ -171,7 +212,7 @@ def embedding(token_ids: Tensor, table: Weight, scale: float = 1.0, dtype: torch
     _native.embedding(
         TYPES[table.dtype],
         ids.data_ptr(),
-        *format_of(table.kept_as),
+        *_format(table),
         table.data.data_ptr(),
         scale,
         TYPES[dtype],

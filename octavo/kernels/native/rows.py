@@ -42,7 +42,7 @@ def _norm(
     check(weight.dtype, (size,) if weight.ndim == 1 else tuple(x.shape[-2:]), weight=weight, bias=bias)
     check(torch.float32, tuple(x.shape), residual=residual)
     x = rows_of(x)
-    out = empty(*x.shape, dtype=dtype)
+    out = empty(*x.shape, dtype=dtype) if residual is None else residual
     _native.norm(
         TYPES[x.dtype],
         x.data_ptr(),

@@ -40,10 +40,9 @@ def native() -> bool:
 
 @cache
 def available() -> bool:
-    """The level's other kernels need AVX-512 with bf16; the emulator needs a compiler."""
-    return {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"} <= _cpu_flags() and (
-        shutil.which(_compiler()) is not None
-    )
+    """The level's other instructions are AVX-512 with bf16 and VBMI; the emulator needs a compiler."""
+    needed = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512vbmi", "avx512_vbmi2"}
+    return needed <= _cpu_flags() and shutil.which(_compiler()) is not None
 
 
 def _compiler() -> str:
