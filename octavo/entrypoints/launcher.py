@@ -88,6 +88,7 @@ class _ServerProcess:
         self._front_end = FrontEnd(config, chat_template, sockets[0], socket_dir, self._metrics_folder)
         self._state = self._front_end.state
         self._engine: AsyncLLM | None = None
+        self._said_ready = False
         self._manager = ServiceManager()
         self._signals: list[int] = []
         self._signalled = asyncio.Event()
@@ -122,7 +123,7 @@ class _ServerProcess:
                 engine_task.cancel()
             await asyncio.gather(http_task, engine_task, signal_task, return_exceptions=True)
         self._raise_hung()
-        return 0
+        return 0 if self._said_ready else 128 + self._signals[0]
 
     def _raise_hung(self) -> None:
         """Raises, after a shutdown, if some process had to be killed for it."""
@@ -163,8 +164,10 @@ class _ServerProcess:
         watch = asyncio.create_task(EngineWatch(self._state, self._manager).run(), name="engine-watch")
         try:
             engine = await self._load_engine()
-            say(f"Octavo is ready: {self._url} ({self._facts(engine)})")
-            self._manager.ready()
+            if not self._signalled.is_set():  # who is told to end is not ready any more
+                say(f"Octavo is ready: {self._url} ({self._facts(engine)})")
+                self._said_ready = True
+                self._manager.ready()
             raise await engine.wait_dead()
         finally:
             watch.cancel()

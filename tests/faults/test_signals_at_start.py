@@ -8,9 +8,9 @@ import pytest
 
 from tests.faults.server_process import NOTICED_SECONDS, START_SECONDS, Server, blocked_signals, wait_until
 
-# Seconds from when octavo holds signals, which is what it begins with, to when the model is loading. What is before
-# that is the interpreter's own start.
-MOMENTS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.8, 1.2)
+# Seconds from when octavo holds signals, which is what it begins with, to when the model is loading, and when all is
+# about to be ready. What is before that is the interpreter's own start.
+MOMENTS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.8, 1.0, 1.1, 1.2, 1.3)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
