@@ -15,7 +15,7 @@ from octavo.kernels.kv_rows import FACTOR_BYTES, keep_rows, widen_rows
 from tests.kernels import amx
 
 # The level's other kernels are compiled for AVX-512, and so is the emulator.
-collect_ignore = [] if amx.available() else ["test_amx_emulator.py", "test_amx_level.py"]
+collect_ignore = [] if amx.available() else ["test_amx_emulator.py", "test_amx_level.py", "test_coded_weights.py"]
 
 
 def _native_levels() -> list[str]:
@@ -40,6 +40,18 @@ def native_level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Likewise, without the definitions: for what only kernels do."""
     with _chosen(request.param):
         yield request.param
+
+
+@pytest.fixture
+def amx_level(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Level amx and two threads, whatever the machine."""
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "amx")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    with amx.level("amx"):
+        kernels.select("native")
+        yield
+        kernels.select("torch")
 
 
 @contextmanager

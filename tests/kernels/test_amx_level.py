@@ -4,7 +4,6 @@ that is not a row's or a block's own, no tile kept, and no instruction where the
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,7 @@ from tests.kernels import amx
 from tests.kernels.quantized_blocks import TYPES, draw
 from tests.kernels.test_amx_emulator import dot_bf16
 
-
-@pytest.fixture(autouse=True)
-def amx_level(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("OCTAVO_CPU_ISA", "amx")
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    with amx.level("amx"):
-        kernels.select("native")
-        yield
-        kernels.select("torch")
+pytestmark = pytest.mark.usefixtures("amx_level")
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -2,7 +2,6 @@
 the plain ones, whatever the rows; what cannot be coded stays plain."""
 
 import logging
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,25 +14,11 @@ from torch import Tensor
 
 from octavo import kernels
 from octavo.kernels import PackedWeight
-from octavo.platforms import current_platform
-from tests.kernels import amx
-
-if current_platform().kernel_provider != "native":
-    pytest.skip("the native kernels were not built", allow_module_level=True)
 
 TILE, TABLE, TOGETHER = 768, 16, 4  # bytes, bytes, tiles
 
 
-@pytest.fixture(autouse=True)
-def coding_level(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if "amx" not in amx.native_levels():
-        pytest.skip("neither AMX nor what its emulator needs")
-    monkeypatch.setenv("OCTAVO_CPU_ISA", "amx")
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    with amx.level("amx"):
-        kernels.select("native")
-        yield
-        kernels.select("torch")
+pytestmark = pytest.mark.usefixtures("amx_level")
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
