@@ -1,4 +1,4 @@
-// Coded weights (drawn in coded.hpp) as lines of bf16, and back.
+// Coded weights (drawn in coded.hpp) as lines of bf16.
 #pragma once
 
 #include <immintrin.h>
@@ -9,7 +9,7 @@
 namespace octavo::OCTAVO_LEVEL {
 namespace {
 
-// Where a tile is, and what is fetched meanwhile.
+// Where a tile is, and its table.
 struct CodedTile {
   const uint8_t* at;
   const uint8_t* table;

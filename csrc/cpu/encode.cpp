@@ -3,7 +3,6 @@
 #include "coded_lines.hpp"
 #include "kernels.hpp"
 #include "levels.hpp"
-#include "thread_pool.hpp"
 
 namespace octavo::OCTAVO_LEVEL {
 namespace {

@@ -8,7 +8,7 @@ namespace octavo::OCTAVO_LEVEL {
 void linear(const Linear& call);
 void linear_integer(const Linear& call);  // of quantized weights
 #if defined(__AMX_BF16__)
-void linear_amx(const Linear& call);          // of bf16, which hands on what the next two are for:
+void linear_amx(const Linear& call);          // of bf16, which hands on to the next two:
 void linear_many_amx(const Linear& call);     // more than 16 rows
 void linear_coded_amx(const Linear& call);    // of coded weights and few rows:
 constexpr int64_t kCodedRows = 64;
