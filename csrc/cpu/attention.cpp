@@ -106,8 +106,13 @@ void whole_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count
         after = {&works.after(), works.after().first_partition()};
       }
       const Work& work = works.now();
-      work.begin(whole);
       const int64_t last = work.first_partition() + work.partitions() - 1;
+      if (work.partitions() == 1) {
+        work.reduce(last, part, room, after);
+        work.finish(part);
+        continue;
+      }
+      work.begin(whole);
       for (int64_t partition = work.first_partition(); partition <= last; ++partition) {
         work.reduce(partition, part, room, partition < last ? Next<Work>{&work, partition + 1} : after);
         work.merge(part, whole);

@@ -98,16 +98,26 @@ struct TwoRows {
 template <int Rows, int Blocks>
 using Products = std::conditional_t<Rows == 1, OneRow<Blocks>, TwoRows>;
 
-// All lanes put together, halves with halves.
+// Each row's lanes put together, halves with halves (8 with 8, 4 with 4, …), of 16 rows at once: a lane for each.
 template <typename Join>
-OCTAVO_INLINE float joined(__m512 value, const Join& join) {
-  const f32x16 all = (f32x16)value;
-  const auto eight = join(__builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7),
-                          __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15));
-  const auto four = join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
-                         __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
-  const auto two = join(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
-  return join(two, __builtin_shufflevector(two, two, 1, 0, 3, 2))[0];
+OCTAVO_INLINE __m512 joined(const __m512 (&rows)[16], const Join& join) {
+  __m512 eight[8], four[4], two[2];
+  for (int i = 0; i < 8; ++i) {
+    const __m512 a = rows[i], b = rows[i + 8];
+    eight[i] = join(_mm512_maskz_shuffle_f32x4(kAll, a, b, 0x44), _mm512_maskz_shuffle_f32x4(kAll, a, b, 0xee));
+  }
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = eight[i], b = eight[i + 4];
+    four[i] = join(_mm512_maskz_shuffle_f32x4(kAll, a, b, 0x88), _mm512_maskz_shuffle_f32x4(kAll, a, b, 0xdd));
+  }
+  for (int i = 0; i < 2; ++i) {
+    const __m512d a = (__m512d)four[i], b = (__m512d)four[i + 2];
+    two[i] = join((__m512)_mm512_maskz_unpacklo_pd(0xff, a, b), (__m512)_mm512_maskz_unpackhi_pd(0xff, a, b));
+  }
+  const __m512 last = join(_mm512_maskz_shuffle_ps(kAll, two[0], two[1], 0x88),
+                           _mm512_maskz_shuffle_ps(kAll, two[0], two[1], 0xdd));
+  const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+  return _mm512_maskz_permutexvar_ps(kAll, order, last);
 }
 
 template <typename K>
@@ -137,7 +147,7 @@ class AmxTile : public AmxView<K> {
     copy_factors(base, low / kLanes * kLanes, high, room.factors);
     const auto reduce_rows = [&](auto rows, auto fresh, int64_t first) {
       score<rows, fresh>(base, low / kLanes * kLanes, high, room.queries + first * steps_ * kStepChannels, room);
-      for (int64_t v = first; v < std::min(first + rows * kTileRows, tile_.count); ++v)
+      for (int64_t v = first; v < std::min(first + rows * kTileRows, tile_.count); v += kTileRows)
         soften(v, base, low_step, high_step, room.scores + (v - first) * kWeightsStride, room, state);
       add_values<rows, fresh>(base, low_step, high, room.weights + first * kWeightsLine, room,
                               state.sums + first * padded_);
@@ -226,67 +236,97 @@ class AmxTile : public AmxView<K> {
     while (group < end) one();
   }
 
-  // Scores to weights e^(score - most), 0 where the vector may not look; their sum and the largest score. low and high are
-  // multiples of 32.
+  // The positions of a partition that a vector sees, in those from `low` to `high`.
+  struct Seen {
+    int64_t begin, end;
+  };
+
+  // Of up to 16 vectors from v on: scores to weights e^(score - most), 0 where the vector may not look; their sums and the
+  // largest scores. low and high are multiples of 32.
   void soften(int64_t v, int64_t base, int64_t low, int64_t high, float* scores, const Room& room, State& state) const {
-    bf16* weights = room.weights + v * kWeightsLine;
-    const float *key_factors = room.factors[0], *value_factors = room.factors[1];
     constexpr float kLog2E = 1.44269504088896341f;
-    constexpr float kLeast = kScaled<K> ? -100.0f : -126.0f;  // times a value's factor it is still in the normal range
-    const int64_t begin = std::max(low, begin_[v] - base), end = std::min(high, end_[v] - base);
-    const auto clear_weights = [&](int64_t from, int64_t to) {
-      const __m256i nothing = _mm256_setzero_si256();
-      for (; from < to; from += kLanes) _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + from), nothing);
-    };
-    if (begin >= end) return clear_weights(low, high);
-    clear_weights(low, begin / kLanes * kLanes);
-    clear_weights(padded(end, kLanes), high);
-    float scale = call_.scale;
+    const float scale = kScaled<K> || call_.softcap > 0.0f ? 1.0f : call_.scale;  // or it is in the scores
+    const int64_t count = std::min<int64_t>(tile_.count - v, kTileRows);
+    Seen seen[kTileRows];
+    __m512 rows[kTileRows];
+    for (int64_t i = 0; i < kTileRows; ++i) rows[i] = _mm512_set1_ps(-__builtin_inff());
+    for (int64_t i = 0; i < count; ++i) {
+      seen[i] = {std::max(low, begin_[v + i] - base), std::min(high, end_[v + i] - base)};
+      if (seen[i].begin < seen[i].end) rows[i] = largest(seen[i], scores + i * kWeightsStride, room);
+    }
+    // A NaN takes the place of what was there, and is found in the weights.
+    const auto larger = [](__m512 a, __m512 b) { return _mm512_maskz_max_ps(kAll, a, b); };
+    alignas(64) float offsets[kTileRows];
+    const __m512 peaks = _mm512_mul_ps(joined(rows, larger), _mm512_set1_ps(scale));
+    _mm512_storeu_ps(state.most + v, peaks);
+    _mm512_store_ps(offsets, _mm512_mul_ps(peaks, _mm512_set1_ps(kLog2E)));
+    for (int64_t i = 0; i < kTileRows; ++i) rows[i] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < count; ++i) {
+      bf16* weights = room.weights + (v + i) * kWeightsLine;
+      const auto clear_weights = [&](int64_t from, int64_t to) {
+        const __m256i nothing = _mm256_setzero_si256();
+        for (; from < to; from += kLanes) _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + from), nothing);
+      };
+      if (seen[i].begin >= seen[i].end) {
+        clear_weights(low, high);
+        continue;
+      }
+      clear_weights(low, seen[i].begin / kLanes * kLanes);
+      clear_weights(padded(seen[i].end, kLanes), high);
+      rows[i] = weigh(seen[i], scores + i * kWeightsStride, scale * kLog2E, offsets[i], room.factors[1], weights);
+    }
+    const auto both = [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); };
+    _mm512_storeu_ps(state.total + v, joined(rows, both));
+  }
+
+  // The largest of every 16th score. Factors and soft caps are in the scores afterwards.
+  OCTAVO_INLINE __m512 largest(const Seen& seen, float* scores, const Room& room) const {
     if (kScaled<K> || call_.softcap > 0.0f) {
-      for (int64_t i = begin / kLanes * kLanes; i < end; i += kLanes) {
+      for (int64_t i = seen.begin / kLanes * kLanes; i < seen.end; i += kLanes) {
         f32x16 score = load(scores + i);
-        if constexpr (kScaled<K>) score = score * load(key_factors + i);
-        else score = score * scale;
+        if constexpr (kScaled<K>) score = score * load(room.factors[0] + i);
+        else score = score * call_.scale;
         if (call_.softcap > 0.0f) score = tanh(score / call_.softcap) * call_.softcap;
         store(scores + i, score);
       }
-      scale = 1.0f;
     }
     __m512 most = _mm512_set1_ps(-__builtin_inff()), other = most;
-    // A NaN takes the place of what was there, and is found in the weights.
     each_group(
-        begin, end,
-        [&](int64_t i, __mmask16 seen) { most = _mm512_mask_max_ps(most, seen, most, _mm512_load_ps(scores + i)); },
+        seen.begin, seen.end,
+        [&](int64_t i, __mmask16 some) { most = _mm512_mask_max_ps(most, some, most, _mm512_load_ps(scores + i)); },
         [&](int64_t i) {
           most = _mm512_maskz_max_ps(kAll, most, _mm512_load_ps(scores + i));
           other = _mm512_maskz_max_ps(kAll, other, _mm512_load_ps(scores + i + kLanes));
         });
-    most = _mm512_maskz_max_ps(kAll, most, other);
-    const float peak = joined(most, [](auto a, auto b) { return a > b ? a : b; }) * scale;
-    state.most[v] = peak;
-    const __m512 factor = _mm512_set1_ps(scale * kLog2E), offset = _mm512_set1_ps(peak * kLog2E);
+    return _mm512_maskz_max_ps(kAll, most, other);
+  }
+
+  // Writes 2^(score * factor - offset), times the values' factors, and gives the sums of every 16th without these.
+  OCTAVO_INLINE __m512 weigh(const Seen& seen, const float* scores, float factor, float offset, const float* factors,
+                             bf16* weights) const {
+    constexpr float kLeast = kScaled<K> ? -100.0f : -126.0f;  // times a value's factor it is still in the normal range
     __m512 total = _mm512_setzero_ps();
-    const auto weigh = [&](int64_t i) {
-      return power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, offset), kLeast);
+    const auto power = [&](int64_t i) {
+      return power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + i), _mm512_set1_ps(factor), _mm512_set1_ps(offset)), kLeast);
     };
-    const auto scaled = [&](__m512 weight, int64_t i, __mmask16 seen) {  // for the sum of values
+    const auto scaled = [&](__m512 weight, int64_t i, __mmask16 some) {  // for the sum of values
       if constexpr (!kScaled<K>) return weight;
-      return _mm512_maskz_mul_ps(seen, weight, _mm512_loadu_ps(value_factors + i));
+      return _mm512_maskz_mul_ps(some, weight, _mm512_loadu_ps(factors + i));
     };
     each_group(
-        begin, end,
-        [&](int64_t i, __mmask16 seen) {
-          const __m512 weight = _mm512_maskz_mov_ps(seen, weigh(i));
+        seen.begin, seen.end,
+        [&](int64_t i, __mmask16 some) {
+          const __m512 weight = _mm512_maskz_mov_ps(some, power(i));
           total = _mm512_add_ps(total, weight);
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i), (__m256i)_mm512_cvtneps_pbh(scaled(weight, i, seen)));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i), (__m256i)_mm512_cvtneps_pbh(scaled(weight, i, some)));
         },
         [&](int64_t i) {
-          const __m512 first = weigh(i), second = weigh(i + kLanes);
+          const __m512 first = power(i), second = power(i + kLanes);
           total = _mm512_add_ps(_mm512_add_ps(total, first), second);
           _mm512_storeu_si512(weights + i,
                               (__m512i)_mm512_cvtne2ps_pbh(scaled(second, i + kLanes, kAll), scaled(first, i, kAll)));
         });
-    state.total[v] = joined(total, [](auto a, auto b) { return a + b; });
+    return total;
   }
 
   // sums[Rows times 16 vectors, padded_]: the weighted values, which are in pairs already, or (Fresh) are to be paired now.

@@ -105,6 +105,8 @@ class TileView {
     for (int64_t v = 0; v < tile_.count; v += kLanes) merge_vectors(v, std::min(v + kLanes, tile_.count), part, whole);
   }
 
+  // Of a tile with a single partition, that one's state will do: merged, it is multiplied by e^0 and added to 0, and the sum
+  // of that and 0 here is the same, a negative zero included.
   void finish(State& whole) const {
     State sinks{};
     clear(sinks);
@@ -113,11 +115,12 @@ class TileView {
       sinks.total[v] = 1.0f;
     }
     if (call_.sinks != nullptr) merge(sinks, whole);  // they take their share of the weight and add no value
+    for (int64_t v = 0; v < tile_.count; v += kLanes) store(whole.total + v, 1.0f / load(whole.total + v));
     with_type(call_.cache.type, [&](auto type) {
       for (int64_t v = 0; v < tile_.count; ++v) {
         auto* to = static_cast<decltype(type)*>(call_.out) + out_[v];
         by_vectors(size_, [&](int64_t i, auto lanes) {
-          store(to + i, load(whole.sums + v * padded_ + i, lanes) / whole.total[v], lanes);
+          put(to + i, load(whole.sums + v * padded_ + i, lanes) * whole.total[v] + 0.0f, lanes);
         });
       }
     });

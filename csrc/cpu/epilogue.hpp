@@ -22,27 +22,6 @@ OCTAVO_INLINE int64_t blocks_of(const Linear& call) {
   return (row_size(call) + kLanes - 1) / kLanes * (call.gated ? 2 : 1);
 }
 
-// How outputs are written. Instructions for bfloat16 take what is below its normal range for zero, and so do AMX's products
-// with their inputs.
-#if defined(__AMX_BF16__)
-OCTAVO_INLINE void put(bf16* at, f32x16 value, Whole) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), (__m256i)_mm512_cvtneps_pbh((__m512)value));
-}
-OCTAVO_INLINE void put(bf16* at, f32x16 first, f32x16 second) {
-  _mm512_storeu_si512(at, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
-}
-OCTAVO_INLINE void put(bf16* at, f32x16 value, int lanes) {
-  _mm256_mask_storeu_epi16(at, static_cast<__mmask16>((1u << lanes) - 1), (__m256i)_mm512_cvtneps_pbh((__m512)value));
-}
-#else
-template <typename Lanes>
-OCTAVO_INLINE void put(bf16* at, f32x16 value, Lanes lanes) { store(at, value, lanes); }
-OCTAVO_INLINE void put(bf16* at, f32x16 first, f32x16 second) { store(at, first, second); }
-#endif
-template <typename Lanes>
-OCTAVO_INLINE void put(float* at, f32x16 value, Lanes lanes) { store(at, value, lanes); }
-OCTAVO_INLINE void put(float* at, f32x16 first, f32x16 second) { store(at, first, second); }
-
 // The function of a gate, as Out is to have it.
 template <typename Out, Function F>
 OCTAVO_INLINE f32x16 opened(f32x16 gate) {

@@ -18,22 +18,28 @@ OCTAVO_INLINE f32x16 centered(f32x16 value, float mean, int count) {
   return value;
 }
 
+// The sum of value(i, lanes) over a row, added up in four vectors: each sum waits for the one before.
+template <typename Value>
+OCTAVO_INLINE float sum_of(int64_t size, const Value& value) {
+  f32x16 sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= size; i += 4 * kLanes)
+    for (int part = 0; part < 4; ++part) sums[part] = sums[part] + value(i + part * kLanes, Whole());
+  by_vectors(size - i, [&](int64_t rest, auto lanes) { sums[0] = sums[0] + value(i + rest, lanes); });
+  return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
 // `addend`: of the result, in float32, or null.
 template <typename X, typename W, typename Out>
 void norm_head(const Norm& call, const X* x, const W* weight, const W* bias, const float* addend, Out* out) {
   const float size = static_cast<float>(call.size);
-  f32x16 values = {};
   float mean = 0.0f;
-  if (call.center) {
-    by_vectors(call.size, [&](int64_t i, auto lanes) { values = values + load(x + i, lanes); });
-    mean = sum(values) / size;
-  }
-  f32x16 squares = {};
-  by_vectors(call.size, [&](int64_t i, auto lanes) {
+  if (call.center) mean = sum_of(call.size, [&](int64_t i, auto lanes) { return load(x + i, lanes); }) / size;
+  const float squares = sum_of(call.size, [&](int64_t i, auto lanes) {
     const f32x16 value = centered(load(x + i, lanes), mean, lanes);
-    squares = squares + value * value;
+    return value * value;
   });
-  const float scale = 1.0f / std::sqrt(sum(squares) / size + call.eps);
+  const float scale = 1.0f / std::sqrt(squares / size + call.eps);
   // A loop for each case: with a branch between product and sum it is up to the compiler whether they are fused. They are
   // in whole vectors, and not in the rest of a row.
   const auto write = [&](auto biased, auto added) {
@@ -42,7 +48,7 @@ void norm_head(const Norm& call, const X* x, const W* weight, const W* bias, con
       if constexpr (std::is_same_v<decltype(lanes), int>) asm("" : "+m"(normed));
       if constexpr (biased) normed = normed + load(bias + i, lanes);
       if constexpr (added) normed = normed + load(addend + i, lanes);
-      store(out + i, normed, lanes);
+      put(out + i, normed, lanes);
     });
   };
   constexpr std::true_type yes;

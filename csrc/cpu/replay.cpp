@@ -1,9 +1,13 @@
 #include "replay.hpp"
 
+#include <chrono>
 #include <stdexcept>
 #include <tuple>
 
 #include "check.hpp"
+#include "row_tensors.hpp"
+#include "shares.hpp"
+#include "thread_pool.hpp"
 
 namespace octavo {
 namespace {
@@ -124,6 +128,9 @@ void Recording::add(const Call& call) {
         }
       },
       calls_.back());
+  if (!stretches_.empty() && go_together(&calls_[stretches_.back().first], stretches_.back().count, rows_))
+    ++stretches_.back().count;
+  else stretches_.push_back({calls_.size() - 1, 1});
 }
 
 bool Recording::same_calls(const Recording& other) const {
@@ -147,14 +154,45 @@ bool Recording::same_calls(const Recording& other) const {
 }
 
 void Recording::run(const Kernels& kernels, int64_t rows, int64_t requests) const {
-  for (const Call& kept : calls_)
+  const bool in_blocks = RowBlocks::worth(rows, pool().size());
+  for (const Stretch& stretch : stretches_) {
+    if (in_blocks && stretch.count > 1) run_blocks(kernels, stretch, rows);
+    else run_whole(kernels, stretch, rows, requests);
+  }
+}
+
+void Recording::run_whole(const Kernels& kernels, const Stretch& stretch, int64_t rows, int64_t requests) const {
+  for (size_t i = stretch.first; i < stretch.first + stretch.count; ++i)
     std::visit(
         [&](auto call) {
           call.rows *= rows;
           if (int64_t* own = requests_of(call)) *own = requests;
           check_and_invoke(kernels, call);
         },
-        kept);
+        calls_[i]);
+}
+
+void Recording::run_blocks(const Kernels& kernels, const Stretch& stretch, int64_t rows) const {
+  using Clock = std::chrono::steady_clock;
+  const int64_t threads = pool().size();
+  const RowBlocks blocks(rows, paces_.of(threads));
+  Shares shares(blocks.count(), threads);
+  std::vector<double> speeds(static_cast<size_t>(threads));
+  pool().run(threads, [&](int64_t) {
+    const int64_t self = ThreadPool::self() % threads;
+    const Alone alone;
+    const auto start = Clock::now();
+    int64_t done = 0;
+    for (int64_t block = shares.take(self); block >= 0; block = shares.take(self)) {
+      for (size_t i = stretch.first; i < stretch.first + stretch.count; ++i)
+        make(kernels, rows_from(calls_[i], blocks.begin(block), blocks.rows(block)));
+      done += blocks.rows(block);
+    }
+    if (done > 0)
+      speeds[static_cast<size_t>(self)] =
+          static_cast<double>(done) / std::chrono::duration<double>(Clock::now() - start).count();
+  });
+  paces_.learn(speeds);
 }
 
 std::vector<std::string> Recording::kernels() const {

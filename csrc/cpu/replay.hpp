@@ -5,6 +5,13 @@
 //
 //   recorded with 5 rows │ norm x: 5 rows │ linear: 5 rows │ norm of 9 heads: 45 rows │ attention: 5 rows, 2 requests
 //   kept                 │ 1 a row        │ 1 a row        │ 9 a row                  │ 1 a row, the step's requests
+//
+// Of many rows, calls that follow each other and need nothing of other rows, which is all but attention, are made for a
+// block of rows at a time, by one thread: what a call leaves is in the caches of the core that reads it next.
+//
+//           │ norm │ linear │ rotary │ attention │ linear │ norm │ linear │ linear │ …
+//   block 0 │ ───────────────────▶   │   all     │ ──────────────────────────────────▶  a thread
+//   block 1 │ ───────────────────▶   │   rows    │ ──────────────────────────────────▶  another
 #pragma once
 
 #include <cstdint>
@@ -13,6 +20,7 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "row_blocks.hpp"
 
 namespace octavo {
 
@@ -40,8 +48,18 @@ class Recording {
   std::vector<std::string> kernels() const;
 
  private:
+  // Calls that follow each other, and may be made for some rows before the next is made for others.
+  struct Stretch {
+    size_t first, count;
+  };
+
+  void run_whole(const Kernels& kernels, const Stretch& stretch, int64_t rows, int64_t requests) const;
+  void run_blocks(const Kernels& kernels, const Stretch& stretch, int64_t rows) const;
+
   int64_t rows_, requests_;
   std::vector<Call> calls_;  // `rows` of each: how many for each row of the forward
+  std::vector<Stretch> stretches_;
+  mutable Paces paces_;
 };
 
 // The recording that this thread makes, or null.

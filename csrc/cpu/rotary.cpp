@@ -21,8 +21,8 @@ __attribute__((noinline)) void rotate(const T* first, const T* second, const flo
   by_vectors(count, [&](int64_t i, auto lanes) {
     const f32x16 x = load(first + i, lanes), y = load(second + i, lanes);
     const f32x16 cosine = load(cosines + i, lanes), sine = load(sines + i, lanes);
-    store(to_first + i, x * cosine - y * sine, lanes);
-    store(to_second + i, y * cosine + x * sine, lanes);
+    put(to_first + i, x * cosine - y * sine, lanes);
+    put(to_second + i, y * cosine + x * sine, lanes);
   });
 }
 

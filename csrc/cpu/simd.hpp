@@ -220,6 +220,27 @@ OCTAVO_INLINE void store(T* at, f32x16 value, Whole) { store(at, value); }
 template <typename T>
 OCTAVO_INLINE void store(T* at, f32x16 value, int count) { store_part(at, value, count); }
 
+// How layers write what they compute: as store does, but for what is below bfloat16's normal range. Instructions for bfloat16 take what is below its normal range for zero, and so do AMX's products
+// with their inputs.
+#if defined(__AMX_BF16__)
+OCTAVO_INLINE void put(bf16* at, f32x16 value, Whole) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), (__m256i)_mm512_cvtneps_pbh((__m512)value));
+}
+OCTAVO_INLINE void put(bf16* at, f32x16 first, f32x16 second) {
+  _mm512_storeu_si512(at, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+}
+OCTAVO_INLINE void put(bf16* at, f32x16 value, int lanes) {
+  _mm256_mask_storeu_epi16(at, static_cast<__mmask16>((1u << lanes) - 1), (__m256i)_mm512_cvtneps_pbh((__m512)value));
+}
+#else
+template <typename Lanes>
+OCTAVO_INLINE void put(bf16* at, f32x16 value, Lanes lanes) { store(at, value, lanes); }
+OCTAVO_INLINE void put(bf16* at, f32x16 first, f32x16 second) { store(at, first, second); }
+#endif
+template <typename Lanes>
+OCTAVO_INLINE void put(float* at, f32x16 value, Lanes lanes) { store(at, value, lanes); }
+OCTAVO_INLINE void put(float* at, f32x16 first, f32x16 second) { store(at, first, second); }
+
 // Calls visit(first, lanes) for each vector of a row of `size` elements.
 template <typename Visit>
 OCTAVO_INLINE void by_vectors(int64_t size, const Visit& visit) {

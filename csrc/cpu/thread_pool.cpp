@@ -16,6 +16,9 @@ namespace {
 constexpr auto kAwake = std::chrono::microseconds(500);
 constexpr int kLooks = 64;  // between two looks at the clock
 
+thread_local int self_in_pool = 0;
+thread_local bool alone = false;
+
 void relax() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -47,7 +50,10 @@ void ThreadPool::start() {
   try {
     workers_.reserve(wanted);
     const uint64_t seen = generation_.load();
-    while (workers_.size() < wanted) workers_.emplace_back([this, seen] { live(seen); });
+    while (workers_.size() < wanted) {
+      const int self = static_cast<int>(workers_.size()) + 1;
+      workers_.emplace_back([this, self, seen] { live(self, seen); });
+    }
   } catch (...) {
     stop();
     throw;
@@ -107,7 +113,10 @@ void ThreadPool::work_off() {
   }
 }
 
-void ThreadPool::live(uint64_t seen) {
+int ThreadPool::self() { return self_in_pool; }
+
+void ThreadPool::live(int self, uint64_t seen) {
+  self_in_pool = self;
   const PlainFloats floats;
   for (;;) {
     auto deadline = std::chrono::steady_clock::now() + kAwake;
@@ -146,6 +155,12 @@ bool make_pool() {
 
 }  // namespace
 
-ThreadPool& pool() { return *the_pool; }
+ThreadPool& pool() {
+  static ThreadPool single(1);
+  return alone ? single : *the_pool;
+}
+
+Alone::Alone() { alone = true; }
+Alone::~Alone() { alone = false; }
 
 }  // namespace octavo

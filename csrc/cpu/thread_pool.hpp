@@ -36,6 +36,10 @@ class ThreadPool {
 
   int size() const { return size_.load(std::memory_order_relaxed); }
 
+  // Which of a pool's threads this is: 0, the caller, to size() - 1. What each thread did in one kernel it finds in its
+  // own caches in the next.
+  static int self();
+
   // Waits for the kernel that is running.
   void resize(int threads);
 
@@ -57,7 +61,7 @@ class ThreadPool {
   void start();
   void stop();
   void work_off();
-  void live(uint64_t seen);
+  void live(int self, uint64_t seen);
 
   std::atomic<int> size_;
   std::mutex one_at_a_time_;
@@ -79,7 +83,16 @@ class ThreadPool {
   std::atomic<bool> stop_{false};
 };
 
-// The pool of this process.
+// The pool of this process; within Alone one of a single thread.
 ThreadPool& pool();
+
+// While it lives, what this thread calls is not shared out.
+class Alone {
+ public:
+  Alone();
+  ~Alone();
+  Alone(const Alone&) = delete;
+  Alone& operator=(const Alone&) = delete;
+};
 
 }  // namespace octavo

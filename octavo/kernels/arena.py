@@ -78,7 +78,7 @@ class Arena:
 
     def _find(self, num_bytes: int) -> int:
         """The smallest free buffer that is large enough, or a new one."""
-        fitting = [index for index in self._free if len(self._buffers[index]) >= num_bytes]
+        fitting = [index for index in self._free if len(self._buffers[index]) == num_bytes]
         if fitting:
             index = min(fitting, key=lambda each: len(self._buffers[each]))
             self._free.remove(index)
