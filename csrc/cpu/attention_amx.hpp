@@ -36,6 +36,8 @@ OCTAVO_INLINE __m512 power_of_two(__m512 x, float least) {
 // columns' in turn. What was read for the last time is cleared: see linear_many_amx.cpp.
 template <int Blocks>
 struct OneRow {
+  static constexpr int64_t kMeanwhile = 2 * Blocks;
+
   // Calls work with each block, as a constant.
   template <int Block = 0, typename Work>
   static OCTAVO_INLINE void each(const Work& work) {
@@ -47,12 +49,14 @@ struct OneRow {
     each([](auto block) { clear_tile<block>(); });
   }
 
-  // rows: a tile, of rows `stride` bytes apart. columns(block): a tile of packed lines.
-  template <typename Columns>
-  static OCTAVO_INLINE void add(const bf16* rows, int64_t, int64_t stride, const Columns& columns) {
+  // rows: a tile, of rows `stride` bytes apart. columns(block): a tile of packed lines. Calls meanwhile() kMeanwhile times.
+  template <typename Columns, typename Meanwhile>
+  static OCTAVO_INLINE void add(const bf16* rows, int64_t, int64_t stride, const Columns& columns, const Meanwhile& meanwhile) {
     load_tile<4>(rows, stride);
     each([&](auto block) {
+      meanwhile();
       load_tile<5 + block % 3>(columns(block), 64);
+      meanwhile();
       multiply_tiles<block, 4, 5 + block % 3>();
       clear_tile<5 + block % 3>();
     });
@@ -74,9 +78,9 @@ struct TwoRows {
     clear_tile<1>();
   }
 
-  // rows: tiles that are `apart`.
-  template <typename Columns>
-  static OCTAVO_INLINE void add(const bf16* rows, int64_t apart, int64_t stride, const Columns& columns) {
+  // rows: tiles that are `apart`. Nothing is done meanwhile.
+  template <typename Columns, typename Meanwhile>
+  static OCTAVO_INLINE void add(const bf16* rows, int64_t apart, int64_t stride, const Columns& columns, const Meanwhile&) {
     stream_tile<6>(columns(0), 64);
     load_tile<4>(rows, stride);
     multiply_tiles<0, 4, 6>();
@@ -170,9 +174,18 @@ class AmxTile : public AmxView<K> {
  private:
   // How often a tile that is read once calls room.ahead.
   int64_t turns(int64_t low, int64_t high) const {
-    const int64_t pairs = (padded(high, kStepPositions) - low / kStepPositions * kStepPositions) / 2;
-    if constexpr (!kScaled<K>) return pairs * steps_;
-    return (pairs * 2 * (padded_ / kLanes) + (padded(high, kLanes) / kLanes - low / kLanes) * size_) / View::kTurn;
+    const int64_t groups = padded(high, kLanes) / kLanes - low / kLanes, columns = padded_ / kLanes;
+    const int64_t steps = padded(high, kStepPositions) / kStepPositions - low / kStepPositions;
+    if constexpr (kScaled<K>) return (steps * kStepPositions * columns + groups * size_) / View::kTurn;
+    return (groups * steps_ + steps * columns) * OneRow<1>::kMeanwhile;
+  }
+
+  // What is read next is fetched between loads and products of what is kept as bf16, a few lines at a time, for many in a
+  // row hold up whatever else is loaded; of 8 bits, while they are widened.
+  static OCTAVO_INLINE auto fetch_between(Room& room) {
+    return [&room] {
+      if constexpr (!kScaled<K>) room.ahead.fetch();
+    };
   }
 
   void reduce_each(int64_t partition, State& state, Room& room) const {
@@ -204,7 +217,7 @@ class AmxTile : public AmxView<K> {
         if constexpr (kScaled<K> && !Fresh) keys_of[i] = room.keys + group * steps_ * kStepChannels;
         else keys_of[i] = key_lines(base + group, room, room.keys + i * steps_ * kTileHalves, [&] { room.ahead.fetch(); });
       }
-      score_groups<Rows, blocks>(keys_of, queries, room.scores + group - blocks * kLanes);
+      score_groups<Rows, blocks>(keys_of, queries, room.scores + group - blocks * kLanes, room);
     };
     int64_t group = low;
     for (; group + (kBlocks - 1) * kLanes < high; group += kBlocks * kLanes)
@@ -213,11 +226,11 @@ class AmxTile : public AmxView<K> {
   }
 
   template <int Rows, int Blocks>
-  OCTAVO_INLINE void score_groups(const bf16* const (&keys_of)[Blocks], const bf16* queries, float* scores) const {
+  OCTAVO_INLINE void score_groups(const bf16* const (&keys_of)[Blocks], const bf16* queries, float* scores, Room& room) const {
     Products<Rows, Blocks>::begin();
     for (int64_t step = 0; step < steps_; ++step)
       Products<Rows, Blocks>::add(queries + step * kTileHalves, steps_ * kTileHalves, kLine,
-                                  [&](int block) { return keys_of[block] + step * kTileHalves; });
+                                  [&](int block) { return keys_of[block] + step * kTileHalves; }, fetch_between(room));
     Products<Rows, Blocks>::end(scores, kWeightsStride);
   }
 
@@ -355,7 +368,7 @@ class AmxTile : public AmxView<K> {
         apart = kTileHalves;
       }
       Products<Rows, Blocks>::add(weights + step, kTileRows * kWeightsLine, kWeightsLine * 2,
-                                  [&](int block) { return tiles + block * apart; });
+                                  [&](int block) { return tiles + block * apart; }, fetch_between(room));
     }
     Products<Rows, Blocks>::end(sums, padded_);
   }

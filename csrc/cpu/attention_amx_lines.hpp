@@ -56,24 +56,23 @@ OCTAVO_INLINE __m512i in_turns(__m128i first, __m128i second, E4M3) {
   return _mm512_ternarylogic_epi32(found, words, _mm512_set1_epi16(-0x8000), kOrAnd);
 }
 
-// The keys and values that a thread reads next, in groups of 16 positions: they are fetched while it puts others in pairs,
-// where more instructions than memory are in the way.
+// The keys and values that a thread reads next, in groups of 16 positions: they are fetched while it works on others.
 template <typename K>
 class Ahead {
  public:
-  // Forgets what was left. Groups of so many bytes follow, a multiple of kBytes.
+  // Forgets what was left. Groups of so many bytes follow, of whole lines.
   void begin(int64_t bytes) {
     count_ = at_ = offset_ = pace_ = 0;
     bytes_ = bytes;
   }
   void add(const void* group) { groups_[count_++] = static_cast<const char*>(group); }
   // All of them in so many calls of `fetch`.
-  void spread(int64_t calls) { pace_ = calls == 0 ? 0 : (count_ * bytes_ / kBytes + calls - 1) / calls; }
+  void spread(int64_t calls) { pace_ = calls == 0 ? 0 : (count_ * bytes_ / kLine + calls - 1) / calls; }
 
   OCTAVO_INLINE void fetch() {
     for (int64_t i = 0; i < pace_ && at_ < count_; ++i) {
-      for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(groups_[at_] + offset_ + line, 0, 2);
-      offset_ += kBytes;
+      __builtin_prefetch(groups_[at_] + offset_, 0, 2);
+      offset_ += kLine;
       if (offset_ == bytes_) {
         offset_ = 0;
         ++at_;
@@ -82,7 +81,7 @@ class Ahead {
   }
 
  private:
-  static constexpr int64_t kBytes = kScaled<K> ? 64 : 256;
+  static constexpr int64_t kLine = 64;
 
   const char* groups_[2 * kPartition / kLanes];
   int64_t count_ = 0, bytes_ = 0, pace_ = 0;
@@ -213,8 +212,8 @@ class AmxView : public TileView<K, AmxRoom<K>::kVectors> {
     return to;
   }
 
-  // Values of 32 positions and these channels in tiles that are `apart`; what nobody sees is finite. Calls meanwhile() for each
-  // two positions and 32 channels, or, of 8 bits, for each eight positions and 16 channels.
+  // Values of 32 positions and these channels in tiles that are `apart`; what nobody sees is finite. Calls meanwhile(), of 8
+  // bits, for each eight positions and 16 channels that are widened.
   template <typename Meanwhile>
   OCTAVO_INLINE void pair_values(int64_t position, int64_t channel, int64_t end, int64_t apart, bf16* to,
                                  const Meanwhile& meanwhile) const {
@@ -245,7 +244,6 @@ class AmxView : public TileView<K, AmxRoom<K>::kVectors> {
           const __m512i a = row(i), b = row(i + 1);
           _mm512_store_si512(to + i * kLanes, _mm512_permutex2var_epi16(a, low_half, b));
           if (channel + kLanes < end) _mm512_store_si512(to + apart + i * kLanes, _mm512_permutex2var_epi16(a, high_half, b));
-          meanwhile();
         }
       }
     }

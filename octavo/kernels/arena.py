@@ -1,7 +1,7 @@
 """Memory of a recorded forward: buffers that stay where they are, each with room for the most rows a step may have.
 
 While a forward is recorded, results of kernels are taken from here instead of from torch. A buffer whose tensors are
-gone is used again for later results of the same forward, so the arena is about as large as what lives at once.
+gone is used again for later results of the same size, so the arena is about as large as what lives at once.
 """
 
 import weakref
@@ -77,10 +77,10 @@ class Arena:
         return any(buffer.ctypes.data == address for buffer in self._buffers)
 
     def _find(self, num_bytes: int) -> int:
-        """The smallest free buffer that is large enough, or a new one."""
-        fitting = [index for index in self._free if len(self._buffers[index]) == num_bytes]
-        if fitting:
-            index = min(fitting, key=lambda each: len(self._buffers[each]))
+        """A free buffer of so many bytes, or a new one. In a larger one rows would lie elsewhere than those that were
+        there before, and threads could not go on with some rows while others still need that memory."""
+        index = next((index for index in self._free if len(self._buffers[index]) == num_bytes), None)
+        if index is not None:
             self._free.remove(index)
         else:
             index = len(self._buffers)
@@ -94,6 +94,6 @@ class Arena:
     def _same_as_first(self, num_bytes: int) -> int:
         index = self._order[self._taken] if self._taken < len(self._order) else -1
         self._taken += 1
-        if index == -1 or len(self._buffers[index]) < num_bytes:
+        if index == -1 or len(self._buffers[index]) != num_bytes:
             raise UnsupportedError("its results depend on the number of tokens")
         return index
