@@ -9,7 +9,6 @@
 //                           └─ …                 └─ …                                                ┘
 
 #include <algorithm>
-#include <atomic>
 #include <optional>
 
 #include "attention_amx.hpp"
@@ -17,6 +16,7 @@
 #include "attention_vectors.hpp"
 #include "levels.hpp"
 #include "scratch.hpp"
+#include "shares.hpp"
 #include "thread_pool.hpp"
 
 namespace octavo::OCTAVO_LEVEL {
@@ -34,78 +34,61 @@ void list_tiles(const Attention& call, int64_t tile, Tile* tiles) {
   const int64_t shared = call.query_heads / call.cache.heads;
   for (int64_t request = 0; request < call.requests; ++request) {
     const int64_t vectors = (call.query_start[request + 1] - call.query_start[request]) * shared;
-    for (int64_t head = 0; head < call.cache.heads; ++head)
-      for (int64_t first = 0; first < vectors; first += tile)
+    for (int64_t first = 0; first < vectors; first += tile)
+      for (int64_t head = 0; head < call.cache.heads; ++head)
         *tiles++ = {request, head, first, std::min(tile, vectors - first)};
   }
 }
 
-// Indexes below `count` in ranges, which threads take one after the other. A thread has taken the next range when it works
-// on one: it can fetch what comes then.
-class Claims {
- public:
-  Claims(std::atomic<int64_t>& next, int64_t count, int64_t ranges)
-      : next_(next), count_(count), ranges_(ranges), range_(next++), after_(next++), now_(first(range_)) {}
-
-  bool left() const { return range_ < ranges_; }
-  bool more() const { return now_ + 1 < first(range_ + 1) || after_ < ranges_; }
-  int64_t now() const { return now_; }
-  int64_t after() const { return now_ + 1 < first(range_ + 1) ? now_ + 1 : first(after_); }
-  void advance() {
-    if (++now_ < first(range_ + 1)) return;
-    range_ = after_;
-    after_ = next_++;
-    now_ = first(range_);
-  }
-
- private:
-  int64_t first(int64_t range) const { return count_ * range / ranges_; }
-
-  std::atomic<int64_t>& next_;
-  const int64_t count_, ranges_;
-  int64_t range_, after_, now_;
-};
-
-// What a thread works on, and what comes then.
+// What a thread works on, and what it most likely does next, so that this can be fetched.
 template <typename Work>
-class Pair {
+class Tasks {
  public:
-  template <typename... Args>
-  void begin(const Args&... args) {
-    if (!works_[turn_]) works_[turn_].emplace(args...);
+  Tasks(const Attention& call, Shares& shares)
+      : call_(call), shares_(shares), self_(ThreadPool::self()), now_(shares.take(self_)) {}
+
+  bool left() const { return now_ >= 0; }
+  int64_t now() const { return now_; }
+  int64_t after() const { return after_; }  // -1: nothing
+
+  // tile_of(task): the tile of each.
+  template <typename TileOf>
+  const Work& begin(const TileOf& tile_of) {
+    if (after_ != now_ || now_ < 0 || !works_[turn_]) works_[turn_].emplace(call_, tile_of(now_));
+    after_ = shares_.next(self_);
+    if (after_ >= 0) works_[1 - turn_].emplace(call_, tile_of(after_));
+    return *works_[turn_];
   }
-  template <typename... Args>
-  void prepare(const Args&... args) { works_[1 - turn_].emplace(args...); }
+  const Work& next() const { return *works_[1 - turn_]; }
+
   void advance() {
     works_[turn_].reset();
     turn_ = 1 - turn_;
+    now_ = shares_.take(self_);
   }
-  const Work& now() const { return *works_[turn_]; }
-  const Work& after() const { return *works_[1 - turn_]; }
 
  private:
+  const Attention& call_;
+  Shares& shares_;
+  const int64_t self_;
+  int64_t now_, after_ = -1;
   std::optional<Work> works_[2];
   int turn_ = 0;
 };
 
 // Many tiles: each goes through its partitions by itself.
 template <typename Work>
-void whole_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count, int64_t ranges) {
-  std::atomic<int64_t> next{0};
-  pool().run(std::min<int64_t>(ranges, pool().size()), [&](int64_t) {
+void whole_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count, int64_t threads) {
+  Shares shares(count, pool().size());
+  pool().run(threads, [&](int64_t) {
     const int64_t size = Work::sums_size(call, Work::kTile);
     float* sums = static_cast<float*>(scratch(2 * size * kFloat + Work::Room::bytes(call.cache)));
     typename Work::State part{{}, {}, sums}, whole{{}, {}, sums + size};
     typename Work::Room room(call.cache, sums + 2 * size);
-    Pair<Work> works;
-    for (Claims claims(next, count, ranges); claims.left(); claims.advance(), works.advance()) {
-      works.begin(call, tiles[claims.now()]);
+    for (Tasks<Work> tasks(call, shares); tasks.left(); tasks.advance()) {
+      const Work& work = tasks.begin([&](int64_t task) -> const Tile& { return tiles[task]; });
       Next<Work> after;
-      if (claims.more()) {
-        works.prepare(call, tiles[claims.after()]);
-        after = {&works.after(), works.after().first_partition()};
-      }
-      const Work& work = works.now();
+      if (tasks.after() >= 0) after = {&tasks.next(), tasks.next().first_partition()};
       const int64_t last = work.first_partition() + work.partitions() - 1;
       if (work.partitions() == 1) {
         work.reduce(last, part, room, after);
@@ -142,18 +125,14 @@ void shared_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t coun
       parts[next].sums = sums.data() + next * size;
     }
   }
-  std::atomic<int64_t> next{0};
+  Shares shares(num_pieces, pool().size());
   pool().run(pool().size(), [&](int64_t) {
     typename Work::Room room(call.cache, scratch(Work::Room::bytes(call.cache)));
-    Pair<Work> works;
-    for (Claims claims(next, num_pieces, num_pieces); claims.left(); claims.advance(), works.advance()) {
-      works.begin(call, tiles[pieces[claims.now()].tile]);
+    for (Tasks<Work> tasks(call, shares); tasks.left(); tasks.advance()) {
+      const Work& work = tasks.begin([&](int64_t task) -> const Tile& { return tiles[pieces[task].tile]; });
       Next<Work> after;
-      if (claims.more()) {
-        works.prepare(call, tiles[pieces[claims.after()].tile]);
-        after = {&works.after(), pieces[claims.after()].partition};
-      }
-      works.now().reduce(pieces[claims.now()].partition, parts[claims.now()], room, after);
+      if (tasks.after() >= 0) after = {&tasks.next(), pieces[tasks.after()].partition};
+      work.reduce(pieces[tasks.now()].partition, parts[tasks.now()], room, after);
     }
   });
   typename Work::State whole{{}, {}, sums.data() + num_pieces * size};
@@ -186,7 +165,7 @@ void attend(const Attention& call) {
     for (int64_t index = 0; index < count; ++index) num_pieces += Work(call, tiles[index]).partitions();
     if (num_pieces > count) return shared_tiles<Work>(call, tiles, count, num_pieces);
   }
-  whole_tiles<Work>(call, tiles, count, products > kProducts ? std::min(count, 32 * threads) : std::min<int64_t>(count, 1));
+  whole_tiles<Work>(call, tiles, count, products > kProducts ? std::min(count, threads) : std::min<int64_t>(count, 1));
 }
 
 // Of queries of bf16.
