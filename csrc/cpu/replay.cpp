@@ -184,6 +184,7 @@ void Recording::run_blocks(const Kernels& kernels, const Stretch& stretch, int64
     const auto start = Clock::now();
     int64_t done = 0;
     for (int64_t block = shares.take(self); block >= 0; block = shares.take(self)) {
+      if (blocks.rows(block) == 0) continue;
       for (size_t i = stretch.first; i < stretch.first + stretch.count; ++i)
         make(kernels, rows_from(calls_[i], blocks.begin(block), blocks.rows(block)));
       done += blocks.rows(block);

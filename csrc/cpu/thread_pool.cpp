@@ -156,8 +156,9 @@ bool make_pool() {
 }  // namespace
 
 ThreadPool& pool() {
-  static ThreadPool single(1);
-  return alone ? single : *the_pool;
+  if (!alone) return *the_pool;
+  static ThreadPool* const single = new ThreadPool(1);
+  return *single;
 }
 
 Alone::Alone() { alone = true; }

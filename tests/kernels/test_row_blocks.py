@@ -1,5 +1,5 @@
-"""Replay of many rows: threads go through several calls by themselves, each for rows of its own, and nothing is different
-from all calls one after the other, whatever memory they have in common."""
+"""Replay of many rows: threads go through several calls by themselves, each for rows of its own, and nothing is
+different from all calls one after the other, whatever memory they have in common."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec

@@ -26,7 +26,9 @@ LONG_LENGTHS = (700, 3, 300, 64, 650, 280)
 LONG: dict[str, Any] = {"max_model_len": 760, "max_num_batched_tokens": 1024, "kv_cache_memory_bytes": 1 << 25}
 
 
-def generate(folder: Path, trace: Path, lengths: tuple[int, ...] = LENGTHS, **settings: Any) -> tuple[list[Any], set[str], int]:
+def generate(
+    folder: Path, trace: Path, lengths: tuple[int, ...] = LENGTHS, **settings: Any
+) -> tuple[list[Any], set[str], int]:
     """(outputs, modes of the steps, preemptions)."""
     prompts: list[Any] = [
         {"prompt_token_ids": [token % 300 for token in prompt(seed, length)]} for seed, length in enumerate(lengths)
