@@ -67,7 +67,7 @@ fuzz: $(VENV)/.octavo-dev
 	$(BIN)/python -m tests.fuzz.campaign --mutations $(MUTATIONS) --workers $(WORKERS)
 
 sanitize: $(VENV)/.octavo-dev
-	$(BIN)/python tools/sanitize.py
+	$(BIN)/python tools/sanitize.py $(ARGS)
 
 soak: $(VENV)/.octavo-dev
 	$(BIN)/python -m tests.soak $(ARGS)

@@ -1,4 +1,5 @@
-"""``make sanitize``: the tests of the native kernels, built with AddressSanitizer and UndefinedBehaviorSanitizer.
+"""``make sanitize``: the tests of the native kernels, or those named in ARGS, built with AddressSanitizer and
+UndefinedBehaviorSanitizer.
 
 The build goes to a folder of its own. Python itself is not sanitized, so the sanitizers' library is loaded before it,
 and C++'s with it, whose exceptions the former has to find.
@@ -48,7 +49,7 @@ def main() -> int:
         # For the emulator of AMX instructions, which reads and writes in their stead.
         "CXXFLAGS": "-fsanitize=address",
     }
-    return subprocess.run([sys.executable, "-c", RUN, str(TARGET), *TESTS], cwd=ROOT, env=environment).returncode
+    return subprocess.run([sys.executable, "-c", RUN, str(TARGET), *(sys.argv[1:] or TESTS)], cwd=ROOT, env=environment).returncode
 
 
 if __name__ == "__main__":
