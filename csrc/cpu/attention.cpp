@@ -54,7 +54,7 @@ class Tasks {
   // tile_of(task): the tile of each.
   template <typename TileOf>
   const Work& begin(const TileOf& tile_of) {
-    if (after_ != now_ || now_ < 0 || !works_[turn_]) works_[turn_].emplace(call_, tile_of(now_));
+    if (after_ != now_) works_[turn_].emplace(call_, tile_of(now_));
     after_ = shares_.next(self_);
     if (after_ >= 0) works_[1 - turn_].emplace(call_, tile_of(after_));
     return *works_[turn_];
@@ -79,7 +79,7 @@ class Tasks {
 // Many tiles: each goes through its partitions by itself.
 template <typename Work>
 void whole_tiles(const Attention& call, const Buffer<Tile>& tiles, int64_t count, int64_t threads) {
-  Shares shares(count, pool().size());
+  Shares shares(count, threads);
   pool().run(threads, [&](int64_t) {
     const int64_t size = Work::sums_size(call, Work::kTile);
     float* sums = static_cast<float*>(scratch(2 * size * kFloat + Work::Room::bytes(call.cache)));
