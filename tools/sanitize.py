@@ -49,7 +49,8 @@ def main() -> int:
         # For the emulator of AMX instructions, which reads and writes in their stead.
         "CXXFLAGS": "-fsanitize=address",
     }
-    return subprocess.run([sys.executable, "-c", RUN, str(TARGET), *(sys.argv[1:] or TESTS)], cwd=ROOT, env=environment).returncode
+    command = [sys.executable, "-c", RUN, str(TARGET), *(sys.argv[1:] or TESTS)]
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
 if __name__ == "__main__":
