@@ -56,6 +56,8 @@ bool processor_has_amx() {
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kBf16) != 0 && (d & kTile) != 0 && (d & kInt8) != 0;
 }
 
+bool processor_has_halves() { return __builtin_cpu_supports("avx512fp16"); }
+
 const std::string& amx_refused() {
   static const std::string none;
   if (emulated()) return none;

@@ -10,6 +10,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "amx.hpp"
 #include "check.hpp"
 #include "dequantize.hpp"
 #include "dispatch.hpp"
@@ -128,6 +129,11 @@ NB_MODULE(_native, m) {
     pack_blocks(static_cast<Format>(format), span, at<void>(rows), first_row, count, out_size, in_size, gated,
                 at<void>(packed));
   });
+  m.def("half_scale", [](int format, int64_t span, Address packed, int64_t out_size, int64_t in_size, bool gated) {
+    if (!chosen.load()->halves || !processor_has_halves()) return 0.0f;
+    const nb::gil_scoped_release release;
+    return half_scale(static_cast<Format>(format), span, at<uint8_t>(packed), packed_blocks(out_size, gated), in_size);
+  });
   nb::class_<Recording>(m, "Recording")
       .def(nb::init<int64_t, int64_t>())
       .def("begin", [](Recording& self) { recording = &self; })
@@ -157,10 +163,10 @@ NB_MODULE(_native, m) {
   });
   m.def("linear", [](int type, Address x, int64_t x_stride, int format, int64_t span, Address weight, Address bias,
                      Address out, int64_t out_stride, int out_type, int64_t rows, int64_t in_size, int64_t out_size,
-                     Address residual, float multiplier, float softcap, bool gated, int function) {
+                     Address residual, float multiplier, float softcap, bool gated, int function, float half_scale) {
     run(Linear{static_cast<Type>(type), at<void>(x), x_stride, static_cast<Format>(format), span, at<void>(weight),
                at<void>(bias), at<void>(out), out_stride, static_cast<Type>(out_type), rows, in_size, out_size,
-               at<float>(residual), multiplier, softcap, gated, static_cast<Function>(function)});
+               at<float>(residual), multiplier, softcap, gated, static_cast<Function>(function), half_scale});
   });
   m.def("norm", [](int type, Address x, int64_t x_stride, int weight_type, Address weight, Address bias,
                    bool head_weights, Address residual, int out_type, Address out, int64_t rows, int64_t heads,

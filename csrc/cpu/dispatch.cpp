@@ -52,7 +52,7 @@ bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx
 const Kernels& avx512_vnni_kernels() {
   static const Kernels kernels = [] {
     Kernels found = avx512::kernels;
-    found.linear_integer = avx512_vnni::linear_integer;
+    found.linear_quantized = avx512_vnni::linear_integer;
     found.multiply_int8 = avx512_vnni::multiply_int8;
     return found;
   }();
@@ -108,7 +108,7 @@ std::vector<std::pair<std::string, std::string>> refused_levels() {
   if (amx_refused().empty()) return {};
   return {{"amx", amx_refused()}};
 #else
-  return {{"amx", "octavo was built by a compiler that does not know AMX (gcc 11 or clang 12 and later do)"}};
+  return {{"amx", "octavo was built by a compiler that does not know AMX (gcc 12 or clang 14 and later do)"}};
 #endif
 }
 

@@ -8,6 +8,7 @@
 #include <immintrin.h>
 #endif
 
+#include "formats.hpp"
 #include "simd.hpp"
 
 namespace octavo::OCTAVO_LEVEL {
@@ -197,20 +198,23 @@ OCTAVO_INLINE i32x16 larger(i32x16 a, i32x16 b) {
 #endif
 }
 
-// Numbers from -128 to 127 as bytes.
-OCTAVO_INLINE void store_bytes(int8_t* at, i32x16 value) {
+// Numbers from -128 to 127 as bytes, in the order in which a quantized weight has its inputs (formats.hpp).
+OCTAVO_INLINE void store_inputs(int8_t* at, i32x16 value) {
+#if defined(__AVX2__)
 #if defined(__AVX512F__)
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_maskz_cvtepi32_epi8(kAll, (__m512i)value));
-#elif defined(__AVX2__)
+  const __m128i bytes = _mm512_maskz_cvtepi32_epi8(kAll, (__m512i)value);
+#else
   __m256i halves[2];
   std::memcpy(halves, &value, sizeof value);
   // Packing takes turns between the 128-bit lanes of both: 0-3 8-11 4-7 12-15.
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(halves[0], halves[1]), 0xd8);
-  const __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm_packs_epi16(low, high));
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+#endif
+  const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm_shuffle_epi8(bytes, order));
 #else
   const i8x16 bytes = __builtin_convertvector(value, i8x16);
-  std::memcpy(at, &bytes, sizeof bytes);
+  for (int64_t i = 0; i < kLanes; ++i) at[i] = bytes[i / 8 * 8 + kInputOrder[i % 8]];
 #endif
 }
 

@@ -5,8 +5,9 @@
 //
 //   block b │ span: header │ group: header, numbers │ group: header, numbers │ … ║ span: … ║ …
 //
-// Numbers are unsigned, in eight lines of 16 outputs x 4 inputs (64 bytes where a number is a byte); line j has inputs 4j
-// to 4j + 3 of the group:
+// Numbers are unsigned, in eight lines of 16 outputs x 4 inputs (64 bytes where a number is a byte). Of each eight inputs
+// of the group, line 2i has inputs 0 4 1 5, line 2i + 1 inputs 2 6 3 7, so that halves of bytes, and bytes of 8 bits, that
+// are equally far from the ends of their 16-bit words are pairs of neighbours, 0 1, 2 3, 4 5, 6 7: what bf16 is multiplied by.
 //
 //   4 bits  four times 64 bytes: line 2i in the low halves of bytes, line 2i + 1 in the high ones
 //   5 bits  as 4 bits, and 64 bytes whose bit j is the fifth bit of the number at that place in line j
@@ -75,6 +76,9 @@ static constexpr Layout layout_of(Format format, int64_t span_inputs) {
   return {};
 }
 
+// The order of each eight inputs in two lines.
+constexpr int64_t kInputOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+
 // Bytes of a quantized weight, packed.
 int64_t packed_block_bytes(Format format, int64_t span_inputs, int64_t out_size, int64_t in_size, bool gated);
 
@@ -89,5 +93,9 @@ void pack_blocks(Format format, int64_t span_inputs, const void* rows, int64_t f
 // The 32 weights of one output (lane of a block) and one group, as the formulas above say: each product is rounded before
 // the next step. `block`: the packed block.
 void unpack_group(Format format, const Layout& layout, const uint8_t* block, int64_t lane, int64_t group, float* values);
+
+// What the weights of these blocks, packed, are multiplied by so that each is at most 2^14: a power of two. 0: there is none,
+// because a scale is not finite, all are zero or so small or large that it would not be a float, or rows end within a group.
+float half_scale(Format format, int64_t span_inputs, const uint8_t* packed, int64_t blocks, int64_t in_size);
 
 }  // namespace octavo

@@ -27,7 +27,7 @@ enum class Function : int { silu = 0, gelu = 1, gelu_tanh = 2 };
 // and they take turns:
 //
 //   gates 0-15 │ ups 0-15 │ gates 16-31 │ ups 16-31 │ …
-constexpr int kLayoutVersion = 1;  // of this order: what was packed by another version is not to be read
+constexpr int kLayoutVersion = 2;  // of this order: what was packed by another version is not to be read
 
 // The product, and what follows it while the sums are at hand (epilogue.hpp). With sums of x and the weight:
 //
@@ -49,6 +49,8 @@ struct Linear {
   float softcap;          // softcap * tanh(… / softcap); 0: none
   bool gated;
   Function function;      // of gates
+  float half_scale;       // of quantized weights that become bf16 while they are multiplied (quantized_lines.hpp): what
+                          // they are multiplied by to be halves; 0: their integers are multiplied
 };
 
 // RMSNorm, or with `center` LayerNorm, of each head of x; plus the residual, where there is one.
@@ -183,7 +185,7 @@ struct Sample;  // sample.hpp
 
 struct Kernels {
   void (*linear)(const Linear&);          // of plain and coded weights, and 8-bit floats
-  void (*linear_integer)(const Linear&);  // of all others
+  void (*linear_quantized)(const Linear&);  // of all others
   void (*embedding)(const Embedding&);
   void (*norm)(const Norm&);
   void (*cast)(const Cast&);
@@ -194,6 +196,7 @@ struct Kernels {
   void (*sample)(const Sample&);
   bool (*quantize)(const Quantize&);  // false: a weight is not finite, or larger than half precision's largest
   bool (*encode)(const Encode&);      // null: no coded weights at this level; false: a tile has more than 16 exponents
+  bool halves;                        // quantized weights may become bf16 while they are multiplied
 
   // For measurements (roofline.cpp).
   void (*stream)(const void* data, int64_t bytes);

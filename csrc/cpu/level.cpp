@@ -8,14 +8,19 @@ namespace {
 
 #if defined(__AMX_BF16__)
 constexpr auto kEncode = encode;
+constexpr auto kQuantized = linear_quantized;
+constexpr bool kHalves = true;
 #else
+constexpr auto kQuantized = linear_integer;
+constexpr bool kHalves = false;
 constexpr bool (*kEncode)(const Encode&) = nullptr;
 #endif
 
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {linear,    linear_integer, embedding, norm,     cast,   activation,    rotary_kv,    store_kv,
-                         attention, sample,         quantize,  kEncode, stream,   multiply_bf16, multiply_f32, multiply_int8};
+const Kernels kernels = {linear,    kQuantized, embedding, norm,    cast,    activation, rotary_kv,     store_kv,
+                         attention, sample,     quantize,  kEncode, kHalves, stream,     multiply_bf16, multiply_f32,
+                         multiply_int8};
 
 }  // namespace octavo::OCTAVO_LEVEL

@@ -6,15 +6,26 @@
 namespace octavo::OCTAVO_LEVEL {
 
 void linear(const Linear& call);
-void linear_integer(const Linear& call);  // of quantized weights
+void linear_integer(const Linear& call);  // of quantized weights, as integers
 #if defined(__AMX_BF16__)
 void linear_amx(const Linear& call);          // of bf16, which hands on to the next two:
 void linear_many_amx(const Linear& call);     // more than 16 rows
 void linear_coded_amx(const Linear& call);    // of coded weights and few rows:
-constexpr int64_t kCodedRows = 64;
+constexpr int64_t kWidenedRows = 64;
 bool encode(const Encode& call);
-void linear_integer_amx(const Linear& call);  // of quantized weights and so many rows that tiles are faster:
-constexpr int64_t kFewestTileRows = 32;
+void linear_quantized(const Linear& call);    // of quantized weights, as bf16 where it is called so
+
+// Widens a tile of quantized weights, 16 outputs x 32 inputs, to `to`, and fetches another: of these blocks, the steps of 32
+// inputs.
+struct TileToWiden {
+  const uint8_t* block;
+  int64_t step;
+  const uint8_t* later_block;
+  int64_t later_step;
+  uint8_t* to;
+};
+using WidenTile = void (*)(const Linear& call, const TileToWiden& tile);
+WidenTile widen_tile_of(Format format);
 #endif
 void embedding(const Embedding& call);
 void norm(const Norm& call);

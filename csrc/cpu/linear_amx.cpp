@@ -144,7 +144,7 @@ class FewRows {
 }  // namespace
 
 void linear_amx(const Linear& call) {
-  if (call.format == Format::coded && call.rows <= kCodedRows) return linear_coded_amx(call);
+  if (call.format == Format::coded && call.rows <= kWidenedRows) return linear_coded_amx(call);
   if (call.rows > kTileRows) return linear_many_amx(call);
   call.out_type == Type::bf16 ? FewRows<bf16>(call).run() : FewRows<float>(call).run();
 }

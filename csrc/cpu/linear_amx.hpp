@@ -64,9 +64,24 @@ struct Shape {
     std::memcpy(tail, weight + from, static_cast<size_t>(block_words - from) * 4);
   }
 
+  // Weights that become lines while they are multiplied: blocks as they are kept, and where in one a step's tile begins.
   bool coded() const { return call.format == Format::coded; }
-  const uint8_t* coded_block(int64_t block) const {
-    return static_cast<const uint8_t*>(call.weight) + block * coded_block_bytes(call.in_size);
+  bool quantized() const { return call.half_scale != 0.0f; }
+  bool widened() const { return coded() || quantized(); }
+  int64_t kept_block_bytes() const {
+    return coded() ? coded_block_bytes(call.in_size) : layout.block_bytes(call.in_size);
+  }
+  const uint8_t* kept_block(int64_t block) const {
+    return static_cast<const uint8_t*>(call.weight) + block * kept_block_bytes();
+  }
+  int64_t kept_from(int64_t step) const {
+    if (coded()) return coded_table_at(step) / kLineBytes * kLineBytes;
+    const int64_t group = step % layout.span;
+    return step / layout.span * layout.span_bytes() + (group > 0 ? layout.span_header + group * layout.group_bytes() : 0);
+  }
+  int64_t kept_to(int64_t step) const {
+    if (coded()) return coded_tile_at(step) + kCodedTileBytes;
+    return step / layout.span * layout.span_bytes() + layout.span_header + (step % layout.span + 1) * layout.group_bytes();
   }
 
   const uint32_t* weight(int64_t block) const { return static_cast<const uint32_t*>(call.weight) + block * block_words; }

@@ -8,8 +8,6 @@
 // groups in ascending order, whatever the rows around it: a row has the same bits alone and among a thousand. Threads
 // share out panels: pairs of blocks of 16 outputs. A group that holds an infinity or NaN makes the row's outputs NaN.
 //
-// Level amx multiplies many rows with tiles (linear_integer_amx.cpp).
-//
 // A thread's own copy of the rows, for each: int8 inputs │ scales of groups │ what the format needs beside them
 
 #include <algorithm>
@@ -192,7 +190,7 @@ class IntegerProduct {
         const int64_t index = r * groups_ + group;
         const Group found = quantize_group<T>(call_, row + r, group);
         int8_t* numbers = x.numbers + r * stride_ + group * kGroup;
-        for (int half = 0; half < 2; ++half) store_bytes(numbers + half * kLanes, found.numbers[half]);
+        for (int half = 0; half < 2; ++half) store_inputs(numbers + half * kLanes, found.numbers[half]);
         x.scales[index] = found.scale;
         put_beside<F>(found, x.beside + index * F::kHalves);
       }
@@ -227,9 +225,6 @@ class IntegerProduct {
 
 void linear_integer(const Linear& call) {
   if (call.rows == 0) return;
-#if defined(__AMX_BF16__)
-  if (call.rows >= kFewestTileRows) return linear_integer_amx(call);
-#endif
   by_format(call.format, [&](auto format) { IntegerProduct<decltype(format)>(call).run(); });
 }
 

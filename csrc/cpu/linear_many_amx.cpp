@@ -1,4 +1,4 @@
-// The same as linear_amx.cpp, for more than 16 rows, and for coded weights (coded.hpp).
+// The same as linear_amx.cpp, for more than 16 rows, and for coded (coded.hpp) and quantized weights (formats.hpp).
 //
 //   tiles 0, 1 sums of rows 0-15, 16-31 and one block │ 4, 5 x │ 6 weights
 //
@@ -15,7 +15,7 @@
 // two sums at a time, and a factor is cleared as soon as it was read for the last time, for a tile that is zero takes none.
 // Beside a busy thread of the same core that is a fifth faster than four sums, and twice as fast as nothing cleared.
 //
-// Coded weights become lines while the first 32 rows of a task are multiplied. Of few rows, a part's lines are kept at a
+// Coded and quantized weights become lines while the first 32 rows of a task are multiplied. Of few rows, a part's lines are kept at a
 // time, of more rows all parts', where they fit: the tasks that follow, with other rows, find them.
 //
 // The last tile ends with the last row, and has some rows again that another tile has: the same sums, of which only the
@@ -36,6 +36,7 @@
 #include "thread_pool.hpp"
 #include "tiles.hpp"
 #include "widen.hpp"
+#include "widened_tile.hpp"
 
 namespace octavo::OCTAVO_LEVEL {
 namespace {
@@ -50,6 +51,7 @@ constexpr int64_t kLargestChunk = 384;          // rows whose sums stay in the s
 constexpr int64_t kSumsInCache = 512 << 10;     // bytes
 constexpr int64_t kClaimedRows = 2;             // with each step
 constexpr int64_t kCodedAhead = 6;              // steps
+constexpr int64_t kQuantizedAhead = 12;
 
 // What a pass over some of the inputs reads: rows, and a block of weights. `tail`: where it ends with the last inputs and
 // those do not fill a step, the block's tile for that step, or null; `tail_x`: those of the rows. `second`: rows from the
@@ -64,27 +66,31 @@ struct Part {
   bool begins;  // else the sums go on
 };
 
-// What a pass reads: lines; or coded weights, far away, or fetched beforehand.
-enum class Kind { lines, coded, coded_near };
+// What a pass reads: lines; or weights as they are kept: coded, far away or fetched beforehand, or quantized.
+enum class Kind { lines, coded, coded_near, quantized };
 
-// The same block's part as it is kept, coded: the first rows' pass makes lines of it, a step ahead of the products. `after`:
-// the block of which the same part comes next.
+// The same block's part as it is kept: the first rows' pass makes lines of it, a step ahead of the products. `after`: the
+// block of which the same part comes next.
 struct Fresh {
+  const Linear* call;
+  WidenTile widen_tile;  // of quantized weights
   const uint8_t* block;
   const uint8_t* after;
   int64_t from, steps;
   uint8_t* to;  // of step `from`
 
-  template <bool Fetch>
+  template <Kind K>
   OCTAVO_INLINE void widen(int64_t step) const {
     if (step >= steps) return;
-    const CodedTile tile = CodedTile::of(block, from + step);
-    const int64_t ahead = step + kCodedAhead;
-    const uint8_t* later = ahead < steps ? block + coded_tile_at(from + ahead)
-                                         : after + coded_tile_at(from + std::min(ahead - steps, steps - 1));
-    const __m512i exponents = exponents_of(tile);
-    for (int64_t quarter = 0; quarter < 4; ++quarter)
-      widen_quarter<Fetch>(tile, exponents, quarter, to + step * kTileBytes, later);
+    const int64_t ahead = step + (K == Kind::quantized ? kQuantizedAhead : kCodedAhead);
+    const uint8_t* later = ahead < steps ? block : after;
+    const int64_t later_step = from + (ahead < steps ? ahead : std::min(ahead - steps, steps - 1));
+    uint8_t* lines = to + step * kTileBytes;
+    if constexpr (K == Kind::quantized)
+      widen_tile(*call, {block, from + step, later, later_step, lines});
+    else
+      octavo::OCTAVO_LEVEL::widen_tile<K == Kind::coded>(CodedLines(*call), CodedLines::tile(block, from + step), lines,
+                                                         later + coded_tile_at(later_step));
   }
 };
 
@@ -109,11 +115,12 @@ struct Pending {
   const float* sums;
   Out* out;  // of the first of the rows, where they are finished one by one
   int64_t stride;
+  float scale;
   Claim claim;
 
   OCTAVO_INLINE void finish_one() {
     if (rows == 0) return;
-    finish_silu(sums, out);
+    finish_silu(sums, out, scale);
     ++row;
     --rows;
     sums += kPairRows;
@@ -134,9 +141,9 @@ void add_up_rows(const Part& part, const Fresh& fresh, float* sums, Ahead& ahead
     load_tile<0>(sums, kSumsBytes);
     if constexpr (RowTiles == 2) load_tile<1>(second, kSumsBytes);
   }
-  if constexpr (K != Kind::lines) fresh.widen<K == Kind::coded>(0);
+  if constexpr (K != Kind::lines) fresh.widen<K>(0);
   for (int64_t step = 0; step < part.steps; ++step) {
-    if constexpr (K != Kind::lines) fresh.widen<K == Kind::coded>(step + 1);
+    if constexpr (K != Kind::lines) fresh.widen<K>(step + 1);
     else ahead.fetch();
     multiply_rows<RowTiles>(part.x.step(step), part.weight + step * kTileWords);
     pending.claim.step();
@@ -159,10 +166,10 @@ class ManyRows {
         panels_((shape_.blocks + kPanel - 1) / kPanel),
         parts_(std::max<int64_t>(1, (shape_.whole_steps + kStepsInCache - 1) / kStepsInCache)),
         whole_(call.format == Format::f8 || parts_ == 1 ||
-               (shape_.coded() && call.rows > kReadOnce && kPanel * shape_.block_words * 4 <= kWeightsInCache / 4)),
+               (shape_.widened() && call.rows > kReadOnce && kPanel * shape_.block_words * 4 <= kWeightsInCache / 4)),
         group_((call.rows <= kReadOnce ? kWeightsOnce : kWeightsInCache) / panel_bytes()) {
     // Lines of a part are made anew by each task: there are few, of many rows.
-    const bool once = call.rows <= kReadOnce || (shape_.coded() && !whole_);
+    const bool once = call.rows <= kReadOnce || (shape_.widened() && !whole_);
     const int64_t tasks = (once ? kTasks : 2 * kTasks) * pool().size();
     if (once) group_ = call.rows <= kPairRows ? 1 : std::min(group_, panels_ / tasks);
     group_ = std::max<int64_t>(1, std::min(group_, panels_));
@@ -198,7 +205,12 @@ class ManyRows {
   };
 
   void finish_all(Pending<Out>& pending) const {
-    finish<bf16, Out>(call(), pending.row, pending.rows, pending.block, pending.blocks, pending.sums, kPairRows);
+    const auto all = [&](auto scaled) {
+      finish<bf16, Out, decltype(scaled)::value>(call(), pending.row, pending.rows, pending.block, pending.blocks,
+                                                 pending.sums, kPairRows);
+    };
+    if (shape_.quantized()) all(std::true_type());
+    else all(std::false_type());
     pending.rows = 0;
   }
 
@@ -240,13 +252,13 @@ class ManyRows {
   Ahead ahead(int64_t task, int64_t after, int64_t part, bool fresh) const {
     const int64_t group = task / chunks_, next = after / chunks_, rounds = passes(task) - (fresh ? 1 : 0);
     if (after < 0 || call().format == Format::f8 || rounds == 0) return {};
-    if (next == group && (parts_ == 1 || (shape_.coded() && whole_ && !(fresh && after == task)))) return {};  // it is there
+    if (next == group && (parts_ == 1 || (shape_.widened() && whole_ && !(fresh && after == task)))) return {};  // it is there
     const int64_t steps = rounds * (last_block(group) - first_block(group)) * (shape_.whole_steps / parts_);
     const int64_t begin = first_block(next), blocks = last_block(next) - begin;
     const int64_t from = first_step(part), to = first_step(part + 1);
-    if (shape_.coded()) {
-      const int64_t at = coded_table_at(from) / kLineBytes * kLineBytes, stride = coded_block_bytes(call().in_size);
-      return Ahead::of(shape_.coded_block(begin) + at, coded_tile_at(to - 1) + kCodedTileBytes - at, blocks, stride, steps);
+    if (shape_.widened()) {
+      const int64_t at = shape_.kept_from(from), stride = shape_.kept_block_bytes();
+      return Ahead::of(shape_.kept_block(begin) + at, shape_.kept_to(to - 1) - at, blocks, stride, steps);
     }
     if (parts_ == 1) return Ahead::of(shape_.weight(begin), blocks * shape_.block_words * 4, steps);
     return Ahead::of(shape_.weight(begin) + from * kTileWords, (to - from) * kTileBytes, blocks, shape_.block_words * 4, steps);
@@ -256,7 +268,7 @@ class ManyRows {
   void multiply_group(int64_t task, int64_t after, Work& work) const {
     const int64_t group = task / chunks_, begin = task % chunks_ * chunk_, end = std::min(call().rows, begin + chunk_);
     const int64_t panel = first_panel(group), last = first_panel(group + 1);
-    const bool is_new = work.group != group, fresh = shape_.coded() && (is_new || !whole_);
+    const bool is_new = work.group != group, fresh = shape_.widened() && (is_new || !whole_);
     if (call().format == Format::f8 && is_new)
       widen_blocks(call(), shape_.layout, first_block(group), last_block(group) - first_block(group), work.lines);
     bool fetched = work.fetched == group;
@@ -266,7 +278,10 @@ class ManyRows {
       if (part == 0 && parts_ > 1) finish_all(work.pending);
       for (int64_t row = begin; row < end; row += kPairRows) {
         float* sums = work.sums + (parts_ == 1 ? 0 : (row - begin) / kPairRows * group_) * kPairRows * kPairRows;
-        const Kind kind = !fresh || row > begin ? Kind::lines : fetched ? Kind::coded_near : Kind::coded;
+        const Kind kind = !fresh || row > begin ? Kind::lines
+                          : shape_.quantized()  ? Kind::quantized
+                          : fetched             ? Kind::coded_near
+                                                : Kind::coded;
         multiply_part(row, std::min(kPairRows, end - row), panel, last, part, sums, kind, work);
       }
       fetched = work.ahead.lines > 0;
@@ -284,6 +299,7 @@ class ManyRows {
     switch (kind) {
       case Kind::coded: return add_up_of<Kind::coded>(two, by_rows);
       case Kind::coded_near: return add_up_of<Kind::coded_near>(two, by_rows);
+      case Kind::quantized: return add_up_of<Kind::quantized>(two, by_rows);
       case Kind::lines: break;
     }
     return add_up_of<Kind::lines>(two, by_rows);
@@ -318,14 +334,15 @@ class ManyRows {
         pass.weight = lines + (plain() || whole_ ? from : 0) * kTileWords;
         if (has_tail) shape_.copy_tail(lines, tail);
         if (kind != Kind::lines)
-          fresh = {shape_.coded_block(block + b), shape_.coded_block(std::min(block + b + 1, shape_.blocks - 1)), from,
-                   pass.steps, reinterpret_cast<uint8_t*>(const_cast<uint32_t*>(pass.weight))};
+          fresh = {&call(), widen_tile_, shape_.kept_block(block + b),
+                   shape_.kept_block(std::min(block + b + 1, shape_.blocks - 1)), from, pass.steps,
+                   reinterpret_cast<uint8_t*>(const_cast<uint32_t*>(pass.weight))};
         add_up(pass, fresh, sums + b * kLanes, work.ahead, work.pending);
       }
       if (!ends) continue;
       finish_all(work.pending);
       Out* out = silu_ ? static_cast<Out*>(call().out) + row * call().out_stride + block / 2 * kLanes : nullptr;
-      work.pending = {row, rows, block, blocks, sums + (row - begin) * kPairRows, out, call().out_stride,
+      work.pending = {row, rows, block, blocks, sums + (row - begin) * kPairRows, out, call().out_stride, sum_scale(call()),
                       Claim::of(call(), row, rows, (call().gated ? block / 2 : block) * kLanes, kClaimedRows)};
     }
   }
@@ -334,6 +351,7 @@ class ManyRows {
   // Gates of silu take many instructions, and are finished row by row where all blocks are whole.
   bool silu_ = call().gated && call().function == Function::silu && call().bias == nullptr &&
                row_size(call()) % kLanes == 0;
+  WidenTile widen_tile_ = shape_.quantized() ? widen_tile_of(call().format) : nullptr;
   int64_t panels_, parts_;
   bool whole_;  // lines of all parts are kept, where weights are not plain
   int64_t group_;

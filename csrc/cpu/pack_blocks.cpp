@@ -5,6 +5,7 @@
 // octavo/checkpoints/dequantize_*.py.
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "formats.hpp"
@@ -27,7 +28,9 @@ uint32_t word(const uint8_t* at) {
 void put_word(uint32_t value, uint8_t* at) { std::memcpy(at, &value, sizeof value); }
 
 // One output's numbers to their places: `to` is its first word.
-void pack_numbers(int64_t bits, const Numbers& q, uint8_t* to) {
+void pack_numbers(int64_t bits, const Numbers& in_order, uint8_t* to) {
+  Numbers q;
+  for (int64_t k = 0; k < kGroup; ++k) q[k] = in_order[k / 8 * 8 + kInputOrder[k % 8]];
   if (bits == 8) {
     for (int64_t j = 0; j < 8; ++j) std::memcpy(to + j * kLineBytes, q + 4 * j, 4);
     return;
@@ -43,7 +46,8 @@ void pack_numbers(int64_t bits, const Numbers& q, uint8_t* to) {
   for (int64_t i = 0; i < bits - 4; ++i) put_word(high[i], to + (4 + i) * kLineBytes);
 }
 
-void unpack_numbers(int64_t bits, const uint8_t* from, Numbers& q) {
+void unpack_numbers(int64_t bits, const uint8_t* from, Numbers& in_order) {
+  Numbers q;
   for (int64_t j = 0; j < 8; ++j) {
     uint32_t found;
     if (bits == 8) {
@@ -55,6 +59,7 @@ void unpack_numbers(int64_t bits, const uint8_t* from, Numbers& q) {
     }
     put_word(found, q + 4 * j);
   }
+  for (int64_t k = 0; k < kGroup; ++k) in_order[k / 8 * 8 + kInputOrder[k % 8]] = q[k];
 }
 
 // GGUF's nibbles: the low halves of 16 bytes, then the high ones. `fifth`: four bytes of fifth bits, or null.
@@ -280,6 +285,39 @@ void unpack_group(Format format, const Layout& layout, const uint8_t* block, int
     values[k] = static_cast<float>(q[k] - centre) * scale[k / 16];
     values[k] = values[k] + offset;
   }
+}
+
+namespace {
+
+// No weight of this output in this span is larger, by the largest numbers that there can be.
+float largest_weight(Format format, const Layout& layout, const uint8_t* header, int64_t lane) {
+  const float numbers = static_cast<float>((1 << layout.bits) - 1);
+  float scale;
+  switch (format) {
+    case Format::q4_1:
+    case Format::q5_1: return numbers * std::fabs(half_at(header, lane)) + std::fabs(half_at(header + 32, lane));
+    case Format::q4_k:
+    case Format::q5_k: return 63.0f * (numbers * std::fabs(half_at(header, lane)) + std::fabs(half_at(header + 32, lane)));
+    case Format::q6_k: return 128.0f * numbers * std::fabs(half_at(header, lane));
+    case Format::u4:
+    case Format::u8: std::memcpy(&scale, header + 4 * lane, sizeof scale); return numbers * std::fabs(scale);
+    default: return numbers * std::fabs(half_at(header, lane));
+  }
+}
+
+}  // namespace
+
+float half_scale(Format format, int64_t span_inputs, const uint8_t* packed, int64_t blocks, int64_t in_size) {
+  if (in_size % kGroup != 0) return 0.0f;
+  const Layout layout = layout_of(format, span_inputs);
+  float largest = 0.0f;
+  for (int64_t span = 0; span < blocks * layout.spans(in_size); ++span)
+    for (int64_t lane = 0; lane < kBlockOutputs; ++lane) {
+      const float found = largest_weight(format, layout, packed + span * layout.span_bytes(), lane);
+      if (!(found <= largest)) largest = found;  // also what is not a number
+    }
+  if (!(largest > 0x1p-80f && largest < 0x1p80f)) return 0.0f;
+  return std::ldexp(1.0f, 14 - (std::ilogb(largest) + 1));
 }
 
 }  // namespace octavo

@@ -19,9 +19,9 @@ auto fields(const KVCache& cache) {
 }
 auto fields(const Linear& call) {
   const auto& [type, x, x_stride, format, span, weight, bias, out, out_stride, out_type, rows, in_size, out_size,
-               residual, multiplier, softcap, gated, function] = call;
+               residual, multiplier, softcap, gated, function, half_scale] = call;
   return std::tie(type, x, x_stride, format, span, weight, bias, out, out_stride, out_type, rows, in_size, out_size,
-                  residual, multiplier, softcap, gated, function);
+                  residual, multiplier, softcap, gated, function, half_scale);
 }
 auto fields(const Embedding& call) {
   const auto& [type, ids, format, span, weight, scale, out_type, out, rows, size, vocabulary] = call;
@@ -71,8 +71,10 @@ const char* name(const Attention&) { return "attention"; }
 void invoke(const Kernels& kernels, const Linear& call) {
   if (call.format == Format::coded && kernels.encode == nullptr)
     throw std::invalid_argument("the weights were coded for another level than the chosen one");
+  if (call.half_scale != 0.0f && !kernels.halves)
+    throw std::invalid_argument("the weights were made ready for another level than the chosen one");
   const bool floats = call.format == Format::plain || call.format == Format::f8 || call.format == Format::coded;
-  (floats ? kernels.linear : kernels.linear_integer)(call);
+  (floats ? kernels.linear : kernels.linear_quantized)(call);
 }
 void invoke(const Kernels& kernels, const Embedding& call) { kernels.embedding(call); }
 void invoke(const Kernels& kernels, const Norm& call) { kernels.norm(call); }

@@ -36,6 +36,8 @@ class PackedWeight:
     gated: the first half of the outputs are gates, and lie beside the second half's, which they belong to.
     kept_as: how checkpoints name the quantized type whose numbers it keeps (``"Q4_1"``); empty: numbers of ``dtype``.
     coded: these numbers are there in fewer bits, exactly; nothing can be filled in any more.
+    half_scale: of a quantized matrix that becomes bfloat16 while it is multiplied (csrc/cpu/quantized_lines.hpp): what
+        brings its weights into half precision's range; 0: its integers are multiplied.
     """
 
     data: Tensor
@@ -44,6 +46,7 @@ class PackedWeight:
     gated: bool = False
     kept_as: str = ""
     coded: bool = False
+    half_scale: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +125,10 @@ def pack_weight(weight: Tensor, gated: bool = False) -> Weight:
 def pack_blocks(
     type_name: str, data: npt.NDArray[np.uint8], shape: tuple[int, int], dtype: torch.dtype, gated: bool = False
 ) -> Weight:
-    """A whole quantized matrix as ``empty_weight`` and ``fill_blocks`` make it."""
+    """A whole quantized matrix as ``empty_weight``, ``fill_blocks`` and ``filled`` make it."""
     packed = empty_weight(shape, dtype, gated, type_name)
     fill_blocks(packed, 0, data)
-    return packed
+    return filled(packed)
 
 
 def plain(weight: Weight) -> Tensor:

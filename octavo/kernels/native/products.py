@@ -100,8 +100,10 @@ def _coded_bytes(shape: tuple[int, int], dtype: torch.dtype, gated: bool) -> int
 
 
 def filled(weight: Weight) -> Weight:
-    if not isinstance(weight, PackedWeight) or weight.kept_as or weight.coded:
+    if not isinstance(weight, PackedWeight) or weight.coded:
         return weight
+    if weight.kept_as:
+        return _quantized_filled(weight)
     num_bytes = _coded_bytes(weight.shape, weight.dtype, weight.gated)
     if num_bytes == 0:
         return weight
@@ -114,6 +116,13 @@ def filled(weight: Weight) -> Weight:
     plain = huge_memory(len(weight.data))
     plain.copy_(weight.data)
     return replace(weight, data=plain)
+
+
+def _quantized_filled(weight: PackedWeight) -> PackedWeight:
+    if weight.dtype != torch.bfloat16 or weight.kept_as.startswith("F8"):
+        return weight
+    scale = _native.half_scale(*format_of(weight.kept_as), weight.data.data_ptr(), *weight.shape, weight.gated)
+    return replace(weight, half_scale=scale)
 
 
 def filled_bytes(shape: tuple[int, int], dtype: torch.dtype) -> int:
@@ -200,6 +209,7 @@ def _product(
         softcap,
         weight.gated,
         function,
+        weight.half_scale,
     )
     return out
 

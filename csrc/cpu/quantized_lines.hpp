@@ -1,0 +1,207 @@
+// Quantized weights (drawn in formats.hpp) as lines of bf16, by arithmetic of half precision (AVX-512 FP16, which each
+// processor with AMX has): 32 weights in an instruction, where float32 would take two and put them together again.
+//
+//   number ── table or conversion ──► half ── times scale, plus offset ──► half ── rounded to 8 bits ──► bf16
+//
+// Half precision has few powers of two: scales are multiplied by call.half_scale first, one for the whole matrix, so that
+// its largest weight is 2^14 at most. A half h has its exponent in bits 10-14, bf16 in bits 7-14:
+//
+//   half  s eeeee mmmmmmmmmm      h + 4, shifted by 3 with its sign:  ssss eeeee mmmmmmm
+//   bf16  s 011 eeeee mmmmmmm     = h / 2^16, to 8 bits, halves away from zero
+//
+// so sums are of weights * half_scale / 2^16, and multiplied by sum_scale() when they are finished. What is below 2^-14 as
+// a half, which is 2^-28 of the largest weight, becomes about as much (and zero 2^-15): the products' own rounding is coarser.
+//
+// A word of numbers is two inputs of one output, which is how formats.hpp puts them: four of the 16 lines are in one vector
+// of words, and a shift apart.
+#pragma once
+
+#include <immintrin.h>
+
+#include "dots.hpp"
+#include "formats.hpp"
+#include "kernels.hpp"
+#include "simd.hpp"
+
+namespace octavo::OCTAVO_LEVEL {
+namespace {
+
+// The 32 numbers of a line of a quarter, each in the low bits of a word. Of fewer than six bits others are above them.
+template <int Bits, int Quarter, int Line>
+OCTAVO_INLINE __m512i numbers_of(const uint8_t* at) {
+  const auto vector = [at](int index) { return _mm512_loadu_si512(at + index * 64); };
+  const auto moved = [](__m512i words, auto down) {
+    constexpr int kDown = decltype(down)::value;
+    if constexpr (kDown > 0) return _mm512_maskz_srli_epi16(~0u, words, kDown);
+    else if constexpr (kDown < 0) return _mm512_maskz_slli_epi16(~0u, words, -kDown);
+    else return words;
+  };
+  constexpr int kSelect = 0xca;  // first ? second : third
+  constexpr int kByte = Line / 2 * 8, kOwn = 2 * Quarter + Line % 2;  // bits; which of the eight lines of bytes it is
+  if constexpr (Bits == 8) {
+    const __m512i both = vector(kOwn);
+    if constexpr (kByte == 0) return _mm512_and_si512(both, _mm512_set1_epi16(255));
+    else return moved(both, std::integral_constant<int, 8>());
+  } else {
+    const __m512i low = moved(vector(Quarter), std::integral_constant<int, 4 * Line>());
+    if constexpr (Bits == 4) return low;
+    if constexpr (Bits == 5) {
+      const __m512i high = moved(vector(4), std::integral_constant<int, kByte + kOwn - 4>());
+      return _mm512_ternarylogic_epi32(_mm512_set1_epi16(16), high, low, kSelect);
+    }
+    if constexpr (Bits == 6) {
+      const __m512i high = moved(vector(4 + Quarter / 2), std::integral_constant<int, kByte + 2 * (kOwn % 4) - 4>());
+      const __m512i both = _mm512_ternarylogic_epi32(_mm512_set1_epi16(15), low, high, kSelect);
+      return _mm512_and_si512(both, _mm512_set1_epi16(63));
+    }
+  }
+}
+
+// Of 16 outputs, for both words of each.
+OCTAVO_INLINE __m512h halves_of(f32x16 values) {
+  const __m256i narrow = _mm512_maskz_cvtps_ph(kAll, (__m512)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512i wide = _mm512_maskz_cvtepu16_epi32(kAll, narrow);
+  return (__m512h)_mm512_or_si512(wide, _mm512_maskz_slli_epi32(kAll, wide, 16));
+}
+
+OCTAVO_INLINE __m512i to_bf16(__m512h value) {
+  const __m512i rounded = _mm512_add_epi16((__m512i)value, _mm512_set1_epi16(4));
+  const __m512i moved = _mm512_maskz_srai_epi16(~0u, rounded, 3);
+  constexpr int kAndOr = 0xea;  // first and second, or third
+  return _mm512_ternarylogic_epi32(moved, _mm512_set1_epi16(static_cast<short>(0x8fff)), _mm512_set1_epi16(0x3000),
+                                   kAndOr);
+}
+
+// Integers from -Centre on, by a number's low bits.
+template <int Bits, int Centre>
+struct Table {
+  alignas(64) _Float16 values[32];
+  constexpr Table() : values() {
+    for (int i = 0; i < 32; ++i) values[i] = static_cast<_Float16>(i % (1 << Bits) - Centre);
+  }
+};
+
+template <int Bits, int Centre>
+OCTAVO_INLINE __m512h integers(__m512i numbers) {
+  if constexpr (Bits <= 5) {
+    static constexpr Table<Bits, Centre> table;
+    return (__m512h)_mm512_maskz_permutexvar_epi16(~0u, numbers, _mm512_load_si512(table.values));
+  } else {
+    return _mm512_maskz_cvtepu16_ph(~0u, numbers);
+  }
+}
+
+// A Code (widened_amx.hpp).
+template <Format F>
+class QuantizedLines {
+  static constexpr bool kZeroed = F == Format::u4 || F == Format::u8;
+  static constexpr bool kNested = F == Format::q4_k || F == Format::q5_k;
+  static constexpr bool kOffset = F == Format::q4_1 || F == Format::q5_1 || kNested;
+  static constexpr int kCentre = F == Format::q4_0   ? 8
+                                 : F == Format::q5_0 ? 16
+                                 : F == Format::q6_k ? 32
+                                 : F == Format::q8_0 ? 128
+                                                     : 0;
+  static constexpr Layout kLayout = layout_of(F, kGroup);
+  static constexpr int64_t kSpan = kZeroed ? 0 : kLayout.span;  // groups; 0: known when it runs
+  static constexpr int kBits = static_cast<int>(kLayout.bits);
+  static constexpr int64_t kFetched = (kSpan == 1 ? kLayout.span_bytes() : kLayout.group_bytes()) + 63;  // bytes
+
+ public:
+  static constexpr int64_t kAhead = kBits < 8 ? 12 : 8;
+  static constexpr bool kScaled = true;
+
+  // `at`: its group; `shared`: its span's header.
+  struct Tile {
+    const uint8_t* at;
+    const uint8_t* shared;
+
+    OCTAVO_INLINE Tile apart(int64_t bytes) const { return {at + bytes, shared + bytes}; }
+  };
+  // Scales, and offsets or zeros, of each half of the inputs.
+  struct Opened {
+    __m512h d[2], m[2];
+  };
+
+  explicit QuantizedLines(const Linear& call)
+      : layout_(layout_of(call.format, call.span)),
+        block_bytes_(layout_.block_bytes(call.in_size)),
+        half_scale_(call.half_scale) {}
+
+  int64_t block_bytes() const { return block_bytes_; }
+
+  OCTAVO_INLINE Tile tile(const uint8_t* block, int64_t step) const {
+    if constexpr (kSpan == 1) {
+      const uint8_t* span = block + step * kLayout.span_bytes();
+      return {span + kLayout.span_header, span};
+    } else {
+      const auto group = static_cast<uint32_t>(step), groups = static_cast<uint32_t>(kSpan > 0 ? kSpan : layout_.span);
+      const uint32_t index = group / groups;
+      const uint8_t* span = block + index * (kLayout.span_header + groups * kLayout.group_bytes());
+      return {span + kLayout.span_header + (group - index * groups) * kLayout.group_bytes(), span};
+    }
+  }
+  static OCTAVO_INLINE const uint8_t* fetched(Tile tile) { return kSpan == 1 ? tile.shared : tile.at; }
+  static OCTAVO_INLINE bool shared_from(int64_t step) { return kSpan != 1 && (kSpan == 0 || step % kSpan == 0); }
+
+  OCTAVO_INLINE Opened open(Tile tile) const {
+    if constexpr (kZeroed) {
+      const __m512h d = halves_of(load(reinterpret_cast<const float*>(tile.shared)) * half_scale_);
+      const __m512h zero = halves_of(load_bytes<u8x16>(tile.shared + 64));
+      return {{d, d}, {zero, zero}};
+    } else if constexpr (F == Format::q6_k) {
+      const f32x16 d = load_halves(tile.shared) * half_scale_;
+      return centred(halves_of(d * load_bytes<i8x16>(tile.at)), halves_of(d * load_bytes<i8x16>(tile.at + 16)));
+    } else {
+      f32x16 d = load_halves(tile.shared) * half_scale_;
+      if constexpr (!kOffset) return centred(halves_of(d), halves_of(d));
+      f32x16 m = load_halves(tile.shared + 32) * half_scale_;
+      if constexpr (kNested) {
+        d = d * load_bytes<u8x16>(tile.at);
+        m = -m * load_bytes<u8x16>(tile.at + 16);
+      }
+      const __m512h scale = halves_of(d), offset = halves_of(m);
+      return {{scale, scale}, {offset, offset}};
+    }
+  }
+
+  // A quarter of a tile, four lines, while a quarter of the bytes of another is fetched into the second-level cache.
+  template <bool Fetch, int Quarter>
+  static OCTAVO_INLINE void quarter(Tile tile, const Opened& opened, uint8_t* to, const uint8_t* later) {
+    line<Fetch, Quarter, 0>(tile, opened, to, later);
+    line<Fetch, Quarter, 1>(tile, opened, to, later);
+    line<Fetch, Quarter, 2>(tile, opened, to, later);
+    line<Fetch, Quarter, 3>(tile, opened, to, later);
+  }
+
+ private:
+  static OCTAVO_INLINE Opened centred(__m512h first, __m512h second) {
+    const __m512h centre = _mm512_set1_ph(static_cast<_Float16>(-kCentre));
+    return {{first, second}, {_mm512_mul_ph(first, centre), _mm512_mul_ph(second, centre)}};
+  }
+
+  template <bool Fetch, int Quarter, int Line>
+  static OCTAVO_INLINE void line(Tile tile, const Opened& opened, uint8_t* to, const uint8_t* later) {
+    const __m512i numbers = numbers_of<kBits, Quarter, Line>(tile.at + kLayout.group_header);
+    const __m512h d = opened.d[Quarter / 2], m = opened.m[Quarter / 2];
+    _mm512_store_si512(to + (Quarter * 4 + Line) * 64, to_bf16(weights(numbers, d, m)));
+    constexpr int64_t kLines = kFetched / 64, kIndex = Quarter * 4 + Line;
+    if constexpr (Fetch)
+      for (int64_t fetch = kLines * kIndex / 16; fetch < kLines * (kIndex + 1) / 16; ++fetch)
+        asm volatile("prefetcht1 (%0)" : : "r"(later + fetch * 64));
+  }
+
+  static OCTAVO_INLINE __m512h weights(__m512i numbers, __m512h d, __m512h m) {
+    if constexpr (kZeroed) return _mm512_mul_ph(_mm512_sub_ph(integers<kBits, 0>(numbers), m), d);
+    else if constexpr (kCentre > 0 && kBits <= 5) return _mm512_mul_ph(integers<kBits, kCentre>(numbers), d);
+    // Also d (q - centre): a power of two, so that nothing is rounded twice.
+    else return _mm512_fmadd_ph(integers<kBits, 0>(numbers), d, m);
+  }
+
+  Layout layout_;
+  int64_t block_bytes_;
+  float half_scale_;
+};
+
+}  // namespace
+}  // namespace octavo::OCTAVO_LEVEL
