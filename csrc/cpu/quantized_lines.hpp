@@ -18,6 +18,10 @@
 
 #include <immintrin.h>
 
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
 #include "dots.hpp"
 #include "formats.hpp"
 #include "kernels.hpp"
@@ -25,6 +29,23 @@
 
 namespace octavo::OCTAVO_LEVEL {
 namespace {
+
+// The half bytes `Line` of words, low in each; what is above them in their byte is above them here. A shift would take the
+// port that multiplies, where this takes the other.
+struct FromBits {
+  alignas(64) uint8_t first[4][64];
+  constexpr FromBits() : first() {
+    for (int line = 0; line < 4; ++line)
+      for (int byte = 0; byte < 64; ++byte) first[line][byte] = static_cast<uint8_t>(byte % 8 / 2 * 16 + 4 * line);
+  }
+};
+constexpr FromBits kFromBits;
+
+template <int Line>
+OCTAVO_INLINE __m512i halves_of_bytes(__m512i words) {
+  if constexpr (Line == 0) return words;
+  return _mm512_maskz_multishift_epi64_epi8(~0ull, _mm512_load_si512(kFromBits.first[Line]), words);
+}
 
 // The 32 numbers of a line of a quarter, each in the low bits of a word. Of fewer than six bits others are above them.
 template <int Bits, int Quarter, int Line>
@@ -43,7 +64,7 @@ OCTAVO_INLINE __m512i numbers_of(const uint8_t* at) {
     if constexpr (kByte == 0) return _mm512_and_si512(both, _mm512_set1_epi16(255));
     else return moved(both, std::integral_constant<int, 8>());
   } else {
-    const __m512i low = moved(vector(Quarter), std::integral_constant<int, 4 * Line>());
+    const __m512i low = halves_of_bytes<Line>(vector(Quarter));
     if constexpr (Bits == 4) return low;
     if constexpr (Bits == 5) {
       const __m512i high = moved(vector(4), std::integral_constant<int, kByte + kOwn - 4>());
@@ -57,16 +78,41 @@ OCTAVO_INLINE __m512i numbers_of(const uint8_t* at) {
   }
 }
 
-// Of 16 outputs, for both words of each.
-OCTAVO_INLINE __m512h halves_of(f32x16 values) {
+// What there is for each of 16 outputs, for both words of it: halves, bytes as words, bytes with a sign, floats.
+struct Twice {
+  alignas(64) uint16_t words[32];
+  alignas(64) uint8_t bytes[64];
+  constexpr Twice() : words(), bytes() {
+    for (int i = 0; i < 32; ++i) words[i] = static_cast<uint16_t>(i / 2);
+    for (int i = 0; i < 64; ++i) bytes[i] = static_cast<uint8_t>(i / 4);
+  }
+};
+constexpr Twice kTwice;
+
+OCTAVO_INLINE __m512h halves_at(const uint8_t* at) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+  return (__m512h)_mm512_maskz_permutexvar_epi16(~0u, _mm512_load_si512(kTwice.words), _mm512_castsi256_si512(halves));
+}
+
+template <bool High>
+OCTAVO_INLINE __m512i bytes_at(const uint8_t* at) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+  constexpr __mmask64 kHalf = High ? 0xaaaaaaaaaaaaaaaaull : 0x5555555555555555ull;
+  return _mm512_maskz_permutexvar_epi8(kHalf, _mm512_load_si512(kTwice.bytes), _mm512_castsi128_si512(bytes));
+}
+OCTAVO_INLINE __m512h unsigned_at(const uint8_t* at) { return _mm512_maskz_cvtepu16_ph(~0u, bytes_at<false>(at)); }
+OCTAVO_INLINE __m512h signed_at(const uint8_t* at) {
+  return _mm512_maskz_cvtepi16_ph(~0u, _mm512_maskz_srai_epi16(~0u, bytes_at<true>(at), 8));
+}
+
+OCTAVO_INLINE __m512h floats_at(const uint8_t* at, float scale) {
+  const f32x16 values = load(reinterpret_cast<const float*>(at)) * scale;
   const __m256i narrow = _mm512_maskz_cvtps_ph(kAll, (__m512)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512i wide = _mm512_maskz_cvtepu16_epi32(kAll, narrow);
-  return (__m512h)_mm512_or_si512(wide, _mm512_maskz_slli_epi32(kAll, wide, 16));
+  return (__m512h)_mm512_maskz_permutexvar_epi16(~0u, _mm512_load_si512(kTwice.words), _mm512_castsi256_si512(narrow));
 }
 
 OCTAVO_INLINE __m512i to_bf16(__m512h value) {
-  const __m512i rounded = _mm512_add_epi16((__m512i)value, _mm512_set1_epi16(4));
-  const __m512i moved = _mm512_maskz_srai_epi16(~0u, rounded, 3);
+  const __m512i moved = _mm512_maskz_mulhrs_epi16(~0u, (__m512i)value, _mm512_set1_epi16(1 << 12));  // (value + 4) >> 3
   constexpr int kAndOr = 0xea;  // first and second, or third
   return _mm512_ternarylogic_epi32(moved, _mm512_set1_epi16(static_cast<short>(0x8fff)), _mm512_set1_epi16(0x3000),
                                    kAndOr);
@@ -126,7 +172,8 @@ class QuantizedLines {
   explicit QuantizedLines(const Linear& call)
       : layout_(layout_of(call.format, call.span)),
         block_bytes_(layout_.block_bytes(call.in_size)),
-        half_scale_(call.half_scale) {}
+        half_scale_(call.half_scale),
+        exponent_(static_cast<_Float16>(std::ilogb(call.half_scale))) {}
 
   int64_t block_bytes() const { return block_bytes_; }
 
@@ -146,22 +193,19 @@ class QuantizedLines {
 
   OCTAVO_INLINE Opened open(Tile tile) const {
     if constexpr (kZeroed) {
-      const __m512h d = halves_of(load(reinterpret_cast<const float*>(tile.shared)) * half_scale_);
-      const __m512h zero = halves_of(load_bytes<u8x16>(tile.shared + 64));
+      const __m512h d = floats_at(tile.shared, half_scale_), zero = unsigned_at(tile.shared + 64);
       return {{d, d}, {zero, zero}};
-    } else if constexpr (F == Format::q6_k) {
-      const f32x16 d = load_halves(tile.shared) * half_scale_;
-      return centred(halves_of(d * load_bytes<i8x16>(tile.at)), halves_of(d * load_bytes<i8x16>(tile.at + 16)));
     } else {
-      f32x16 d = load_halves(tile.shared) * half_scale_;
-      if constexpr (!kOffset) return centred(halves_of(d), halves_of(d));
-      f32x16 m = load_halves(tile.shared + 32) * half_scale_;
+      __m512h d = scaled(halves_at(tile.shared));
+      if constexpr (F == Format::q6_k)
+        return centred(_mm512_mul_ph(d, signed_at(tile.at)), _mm512_mul_ph(d, signed_at(tile.at + 16)));
+      if constexpr (!kOffset) return centred(d, d);
+      __m512h m = scaled(halves_at(tile.shared + 32));
       if constexpr (kNested) {
-        d = d * load_bytes<u8x16>(tile.at);
-        m = -m * load_bytes<u8x16>(tile.at + 16);
+        d = _mm512_mul_ph(d, unsigned_at(tile.at));
+        m = _mm512_mul_ph(m, unsigned_at(tile.at + 16));
       }
-      const __m512h scale = halves_of(d), offset = halves_of(m);
-      return {{scale, scale}, {offset, offset}};
+      return {{d, d}, {m, m}};
     }
   }
 
@@ -175,6 +219,8 @@ class QuantizedLines {
   }
 
  private:
+  OCTAVO_INLINE __m512h scaled(__m512h value) const { return _mm512_scalef_ph(value, _mm512_set1_ph(exponent_)); }
+
   static OCTAVO_INLINE Opened centred(__m512h first, __m512h second) {
     const __m512h centre = _mm512_set1_ph(static_cast<_Float16>(-kCentre));
     return {{first, second}, {_mm512_mul_ph(first, centre), _mm512_mul_ph(second, centre)}};
@@ -194,6 +240,7 @@ class QuantizedLines {
   static OCTAVO_INLINE __m512h weights(__m512i numbers, __m512h d, __m512h m) {
     if constexpr (kZeroed) return _mm512_mul_ph(_mm512_sub_ph(integers<kBits, 0>(numbers), m), d);
     else if constexpr (kCentre > 0 && kBits <= 5) return _mm512_mul_ph(integers<kBits, kCentre>(numbers), d);
+    else if constexpr (kNested) return _mm512_fmsub_ph(integers<kBits, 0>(numbers), d, m);
     // Also d (q - centre): a power of two, so that nothing is rounded twice.
     else return _mm512_fmadd_ph(integers<kBits, 0>(numbers), d, m);
   }
@@ -201,6 +248,7 @@ class QuantizedLines {
   Layout layout_;
   int64_t block_bytes_;
   float half_scale_;
+  _Float16 exponent_;
 };
 
 }  // namespace
