@@ -60,6 +60,13 @@ class ModelConfig:
         choices=("auto", "none", "gguf", *QUANTIZED_WHILE_LOADING, *CHECKPOINT_QUANTIZATIONS),
         refused=dict.fromkeys(_QUANTIZATIONS, f"not there yet: {_WEIGHTS}"),
     )
+    quantized_products: str = option(
+        "how matrices that stay quantized are multiplied. integers: inputs are rounded to 8 bits; fastest for few "
+        "streams. bfloat16 (with AMX): weights are widened beside the products and inputs are not rounded; faster for "
+        "prompts and many streams. auto: bfloat16 where it can be and --max-num-seqs is more than 4",
+        default="auto",
+        choices=("auto", "integers", "bfloat16"),
+    )
     max_model_len: int = option(
         "longest prompt plus output, tokens (default, or auto: what model and memory allow)",
         unstated=("auto", -1),

@@ -33,6 +33,7 @@ from octavo.kernels.packed_weight import (
     keeps,
     pack_blocks,
     pack_weight,
+    widened_in_products,
 )
 from octavo.kernels.paged_attention import paged_attention, reshape_and_cache, rotary_and_cache
 from octavo.kernels.quantize import quantize
@@ -80,4 +81,5 @@ __all__ = [
     "rms_norm_add",
     "rotary_and_cache",
     "select",
+    "widened_in_products",
 ]

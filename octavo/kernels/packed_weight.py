@@ -23,6 +23,7 @@ __all__ = [
     "pack_blocks",
     "pack_weight",
     "plain",
+    "widened_in_products",
 ]
 
 
@@ -115,6 +116,14 @@ def filled_bytes(shape: tuple[int, int], dtype: torch.dtype) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
+@op
+def widened_in_products(weight: Weight) -> Weight:
+    """The same quantized matrix, all of whose rows are there, to be widened to bfloat16 while it is multiplied: many
+    rows are faster and what goes into products is not rounded to 8 bits; one row is slower. The matrix itself where the
+    provider cannot, or it is no such matrix."""
+    return weight
+
+
 def pack_weight(weight: Tensor, gated: bool = False) -> Weight:
     """A whole matrix as ``empty_weight``, ``fill_rows`` and ``filled`` make it."""
     packed = empty_weight((weight.shape[0], weight.shape[1]), weight.dtype, gated)
@@ -125,10 +134,10 @@ def pack_weight(weight: Tensor, gated: bool = False) -> Weight:
 def pack_blocks(
     type_name: str, data: npt.NDArray[np.uint8], shape: tuple[int, int], dtype: torch.dtype, gated: bool = False
 ) -> Weight:
-    """A whole quantized matrix as ``empty_weight``, ``fill_blocks`` and ``filled`` make it."""
+    """A whole quantized matrix as ``empty_weight`` and ``fill_blocks`` make it."""
     packed = empty_weight(shape, dtype, gated, type_name)
     fill_blocks(packed, 0, data)
-    return filled(packed)
+    return packed
 
 
 def plain(weight: Weight) -> Tensor:

@@ -256,6 +256,13 @@ class WeightParameter(nn.Parameter):
         with self._lock:
             self._show_weights()
 
+    def widen_in_products(self) -> None:
+        """Quantized parts, whose rows are all there, become bfloat16 while they are multiplied, where kernels can."""
+        if self._parts:
+            for part in self._parts:
+                part.weight = kernels.widened_in_products(part.weight)
+            self._show_weights()
+
     def _fill(self, source: "CheckpointTensor", first_row: int, part: _Part | None) -> None:
         if source.type in _PLAIN_TYPES:
             if part is not None and part.kept_as:

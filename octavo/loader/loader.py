@@ -34,6 +34,8 @@ Job = tuple[WeightParameter, CheckpointTensor, int]  # rows of the checkpoint â†
 _HEAD = "lm_head.weight"
 # Of a tensor that a thread reads, converts and packs at a time: threads share out large tensors, too.
 _PIECE_BYTES = 4 * 2**20
+# Up to so many rows integers are faster than what is widened first.
+_FEW_STREAMS = 4
 
 
 def load_model(
@@ -51,7 +53,7 @@ def load_model(
         UnsupportedError: an architecture or a variant of it that octavo does not have.
         CheckpointError: a tensor is missing, unknown, there twice or of the wrong shape.
         ModelError: the model does not fit into memory.
-        ConfigError: weights are to be quantized, and the chosen kernels compute with wide ones only.
+        ConfigError: weights are to be quantized, or multiplied as bfloat16, and the chosen kernels cannot.
     """
     started = time.monotonic()
     kernels.select(current_platform().kernel_provider)
@@ -63,6 +65,7 @@ def load_model(
     parameters = _parameters(model)
     kinds = _kinds(parameters, config.model)
     logger.info("loaded %s: %.2f GiB of weights as %s in %.1f s", config.model.path, gib, kinds, seconds)
+    _choose_products(parameters, config)
     _report_coded(parameters)
     _report_widened(parameters, config.model)
     _report_quantized(model, config.model)
@@ -79,11 +82,37 @@ def _kinds(parameters: list[WeightParameter], config: ModelConfig) -> str:
     return ", ".join(name for name, _ in counts.most_common())
 
 
-def _report_coded(parameters: list[WeightParameter]) -> None:
-    """What takes fewer bytes than the checkpoint says, and is the same all the same."""
+def _choose_products(parameters: list[WeightParameter], config: OctavoConfig) -> None:
+    """How quantized matrices are multiplied: as --quantized-products says; auto: by how many rows a step may have."""
+    asked, most = config.model.quantized_products, config.scheduler.max_num_seqs
+    if asked == "integers" or (asked == "auto" and most <= _FEW_STREAMS):
+        return
+    for each in parameters:
+        each.widen_in_products()
+    quantized = [each for each in _matrices(parameters) if each.kept_as and not each.kept_as.startswith("F8")]
+    widened = sum(each.half_scale != 0 for each in quantized)
+    if widened:
+        logger.info(
+            "%d of %d quantized matrices become bfloat16 while they are multiplied (--quantized-products %s, "
+            "--max-num-seqs %d)",
+            *(widened, len(quantized), asked, most),
+        )
+    elif asked == "bfloat16" and quantized:
+        raise ConfigError(
+            f"--quantized-products bfloat16: {kernels.kernel_set()} kernels multiply these weights as integers "
+            "only (level amx with --dtype bfloat16 can do both); leave the flag out"
+        )
+
+
+def _matrices(parameters: list[WeightParameter]) -> list[kernels.PackedWeight]:
     weights = [each.packed for each in parameters]
     parts = [part for each in weights for part in (each.parts if isinstance(each, kernels.MergedWeight) else (each,))]
-    matrices = [each for each in parts if isinstance(each, kernels.PackedWeight)]
+    return [each for each in parts if isinstance(each, kernels.PackedWeight)]
+
+
+def _report_coded(parameters: list[WeightParameter]) -> None:
+    """What takes fewer bytes than the checkpoint says, and is the same all the same."""
+    matrices = _matrices(parameters)
     coded = [each for each in matrices if each.coded]
     if coded:
         wide = sum(math.prod(each.shape) * each.dtype.itemsize for each in coded)

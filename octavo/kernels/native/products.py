@@ -27,6 +27,7 @@ __all__ = [
     "linear",
     "linear_add",
     "logits",
+    "widened_in_products",
 ]
 
 
@@ -100,10 +101,8 @@ def _coded_bytes(shape: tuple[int, int], dtype: torch.dtype, gated: bool) -> int
 
 
 def filled(weight: Weight) -> Weight:
-    if not isinstance(weight, PackedWeight) or weight.coded:
+    if not isinstance(weight, PackedWeight) or weight.kept_as or weight.coded:
         return weight
-    if weight.kept_as:
-        return _quantized_filled(weight)
     num_bytes = _coded_bytes(weight.shape, weight.dtype, weight.gated)
     if num_bytes == 0:
         return weight
@@ -118,8 +117,10 @@ def filled(weight: Weight) -> Weight:
     return replace(weight, data=plain)
 
 
-def _quantized_filled(weight: PackedWeight) -> PackedWeight:
-    if weight.dtype != torch.bfloat16 or weight.kept_as.startswith("F8"):
+def widened_in_products(weight: Weight) -> Weight:
+    if not isinstance(weight, PackedWeight) or not weight.kept_as or weight.kept_as.startswith("F8"):
+        return weight
+    if weight.dtype != torch.bfloat16:
         return weight
     scale = _native.half_scale(*format_of(weight.kept_as), weight.data.data_ptr(), *weight.shape, weight.gated)
     return replace(weight, half_scale=scale)
