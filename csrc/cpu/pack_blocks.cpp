@@ -314,7 +314,8 @@ float half_scale(Format format, int64_t span_inputs, const uint8_t* packed, int6
   for (int64_t span = 0; span < blocks * layout.spans(in_size); ++span)
     for (int64_t lane = 0; lane < kBlockOutputs; ++lane) {
       const float found = largest_weight(format, layout, packed + span * layout.span_bytes(), lane);
-      if (!(found <= largest)) largest = found;  // also what is not a number
+      if (!std::isfinite(found)) return 0.0f;
+      largest = std::max(largest, found);
     }
   if (!(largest > 0x1p-80f && largest < 0x1p80f)) return 0.0f;
   return std::ldexp(1.0f, 14 - (std::ilogb(largest) + 1));

@@ -16,6 +16,7 @@ from tests.kernels import amx
 
 # The level's other kernels are compiled for AVX-512, and so is the emulator.
 collect_ignore = [] if amx.available() else ["test_amx_emulator.py", "test_amx_level.py", "test_coded_weights.py"]
+collect_ignore += [] if amx.has_halves() else ["test_quantized_as_bfloat16.py"]
 
 
 def _native_levels() -> list[str]:

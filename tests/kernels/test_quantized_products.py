@@ -7,7 +7,7 @@ from gguf import GGMLQuantizationType, quants
 
 from octavo import kernels
 from octavo.checkpoints import readable_type, to_float32
-from tests.kernels import quantized_blocks
+from tests.kernels import amx, quantized_blocks
 from tests.kernels.quantized_blocks import TYPES, block_values, draw, product
 
 # (outputs, blocks of inputs, rows): outputs that sixteen does not divide, an odd number of packed blocks, rows beyond
@@ -51,6 +51,14 @@ def test_products_are_exact_sums_of_integers_scaled_group_by_group(
             out_size,
             count,
         )
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+def test_levels_that_only_multiply_integers_leave_a_matrix_as_it_is(type_name: str, native_level: str) -> None:
+    kept = packed(type_name, draw(type_name, 32, block_values(type_name)), torch.bfloat16)
+    found = kernels.widened_in_products(kept)
+    assert isinstance(found, kernels.PackedWeight)
+    assert (found.half_scale != 0.0) == (native_level == "amx" and amx.has_halves())
 
 
 def test_the_oracle_notices_another_order_and_another_scale(native_level: str) -> None:

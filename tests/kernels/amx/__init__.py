@@ -15,7 +15,17 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-__all__ = ["HERE", "available", "emulator", "executed", "instructions", "level", "native", "native_levels"]
+__all__ = [
+    "HERE",
+    "available",
+    "emulator",
+    "executed",
+    "has_halves",
+    "instructions",
+    "level",
+    "native",
+    "native_levels",
+]
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[2] / "build" / "tests"
@@ -43,6 +53,11 @@ def available() -> bool:
     """The level's other instructions are AVX-512 with bf16 and VBMI; the emulator needs a compiler."""
     needed = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512vbmi", "avx512_vbmi2"}
     return needed <= _cpu_flags() and shutil.which(_compiler()) is not None
+
+
+def has_halves() -> bool:
+    """AVX-512 FP16, which each processor with AMX has, and which is not emulated."""
+    return available() and "avx512_fp16" in _cpu_flags()
 
 
 def _compiler() -> str:
