@@ -72,6 +72,13 @@ def load_model(
     return model
 
 
+def kernel_set_of(model: nn.Module) -> str:
+    """What tells apart models of the same weights that give other bits: the kernels, and how quantized matrices are
+    multiplied."""
+    widened = any(each.half_scale != 0 for each in _matrices(_parameters(model)))
+    return kernels.kernel_set() + ("-widened" if widened else "")
+
+
 def _parameters(model: nn.Module) -> list[WeightParameter]:
     return [each for each in model.parameters() if isinstance(each, WeightParameter)]
 
@@ -85,22 +92,24 @@ def _kinds(parameters: list[WeightParameter], config: ModelConfig) -> str:
 def _choose_products(parameters: list[WeightParameter], config: OctavoConfig) -> None:
     """How quantized matrices are multiplied: as --quantized-products says; auto: by how many rows a step may have."""
     asked, most = config.model.quantized_products, config.scheduler.max_num_seqs
-    if asked == "integers" or (asked == "auto" and most <= _FEW_STREAMS):
+    quantized = [each for each in _matrices(parameters) if each.kept_as and not each.kept_as.startswith("F8")]
+    if asked != "auto" and not quantized:
+        logger.warning("--quantized-products %s changes nothing: no matrix of this model stays quantized", asked)
+    if not quantized or asked == "integers" or (asked == "auto" and most <= _FEW_STREAMS):
         return
     for each in parameters:
         each.widen_in_products()
-    quantized = [each for each in _matrices(parameters) if each.kept_as and not each.kept_as.startswith("F8")]
-    widened = sum(each.half_scale != 0 for each in quantized)
+    widened = sum(each.half_scale != 0 for each in _matrices(parameters))
     if widened:
         logger.info(
             "%d of %d quantized matrices become bfloat16 while they are multiplied (--quantized-products %s, "
             "--max-num-seqs %d)",
             *(widened, len(quantized), asked, most),
         )
-    elif asked == "bfloat16" and quantized:
+    elif asked == "bfloat16":
         raise ConfigError(
-            f"--quantized-products bfloat16: {kernels.kernel_set()} kernels multiply these weights as integers "
-            "only (level amx with --dtype bfloat16 can do both); leave the flag out"
+            f"--quantized-products bfloat16: {kernels.kernel_set()} kernels multiply these weights as integers only "
+            "(level amx with --dtype bfloat16 can do both); leave the flag out"
         )
 
 

@@ -9,8 +9,7 @@ from octavo.attention import Attention, attention_layers
 from octavo.config import OctavoConfig
 from octavo.core import make_kv_cache_config
 from octavo.errors import ConfigError
-from octavo.kernels import kernel_set
-from octavo.loader import load_model
+from octavo.loader import kernel_set_of, load_model
 from octavo.logging import init_logger, one_line
 from octavo.platforms import current_platform
 from octavo.sample import LogitsProcessor, Sampler, load_logits_processors
@@ -55,7 +54,7 @@ class Worker:
         model = self._load(self._config, progress, self._check_stated_memory)
         self._layers = attention_layers(model)
         self._runner = ModelRunner(self._config, cast(CausalModel, model), self._layers, processors)
-        return kernel_set()
+        return kernel_set_of(model)
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """What each attention layer keeps for a token, by layer name."""
