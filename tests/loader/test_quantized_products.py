@@ -108,3 +108,4 @@ def test_nothing_is_asked_of_a_model_that_is_not_quantized(
     caplog.set_level(logging.INFO)
     load(make_tiny_llama(), products, quantization="auto")
     assert "while they are multiplied" not in caplog.text
+    assert (f"--quantized-products {products} changes nothing" in caplog.text) == (products != "auto")
