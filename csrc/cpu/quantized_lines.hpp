@@ -30,8 +30,8 @@
 namespace octavo::OCTAVO_LEVEL {
 namespace {
 
-// The half bytes `Line` of words, low in each; what is above them in their byte is above them here. A shift would take the
-// port that multiplies, where this takes the other.
+// The half bytes `Line` of words, low in each, with what is above them, up to eight bits. A shift would take the port that
+// multiplies, where this takes the other.
 struct FromBits {
   alignas(64) uint8_t first[4][64];
   constexpr FromBits() : first() {
@@ -47,9 +47,9 @@ OCTAVO_INLINE __m512i halves_of_bytes(__m512i words) {
   return _mm512_maskz_multishift_epi64_epi8(~0ull, _mm512_load_si512(kFromBits.first[Line]), words);
 }
 
-// The 32 numbers of a line of a quarter, each in the low bits of a word. Of fewer than six bits others are above them.
-template <int Bits, int Quarter, int Line>
-OCTAVO_INLINE __m512i numbers_of(const uint8_t* at) {
+// The 32 numbers of each line of a quarter, each in the low bits of a word. Of fewer than six bits others are above them.
+template <int Bits, int Quarter>
+OCTAVO_INLINE void read_numbers(const uint8_t* at, __m512i (&lines)[4]) {
   const auto vector = [at](int index) { return _mm512_loadu_si512(at + index * 64); };
   const auto moved = [](__m512i words, auto down) {
     constexpr int kDown = decltype(down)::value;
@@ -57,25 +57,38 @@ OCTAVO_INLINE __m512i numbers_of(const uint8_t* at) {
     else if constexpr (kDown < 0) return _mm512_maskz_slli_epi16(~0u, words, -kDown);
     else return words;
   };
-  constexpr int kSelect = 0xca;  // first ? second : third
-  constexpr int kByte = Line / 2 * 8, kOwn = 2 * Quarter + Line % 2;  // bits; which of the eight lines of bytes it is
-  if constexpr (Bits == 8) {
-    const __m512i both = vector(kOwn);
-    if constexpr (kByte == 0) return _mm512_and_si512(both, _mm512_set1_epi16(255));
-    else return moved(both, std::integral_constant<int, 8>());
-  } else {
-    const __m512i low = halves_of_bytes<Line>(vector(Quarter));
-    if constexpr (Bits == 4) return low;
-    if constexpr (Bits == 5) {
-      const __m512i high = moved(vector(4), std::integral_constant<int, kByte + kOwn - 4>());
-      return _mm512_ternarylogic_epi32(_mm512_set1_epi16(16), high, low, kSelect);
-    }
-    if constexpr (Bits == 6) {
-      const __m512i high = moved(vector(4 + Quarter / 2), std::integral_constant<int, kByte + 2 * (kOwn % 4) - 4>());
-      const __m512i both = _mm512_ternarylogic_epi32(_mm512_set1_epi16(15), low, high, kSelect);
-      return _mm512_and_si512(both, _mm512_set1_epi16(63));
-    }
+  if constexpr (Bits == 4) {
+    const __m512i own = vector(Quarter);
+    lines[0] = own;
+    lines[1] = halves_of_bytes<1>(own);
+    lines[2] = halves_of_bytes<2>(own);
+    lines[3] = halves_of_bytes<3>(own);
+    return;
   }
+  // Lines of bytes: low bytes of words are a line, high bytes the next but one.
+  const auto read = [&](auto odd) {
+    constexpr int kOdd = decltype(odd)::value, kOwn = 2 * Quarter + kOdd;
+    constexpr int kSelect = 0xca;  // first ? second : third
+    if constexpr (Bits == 8) {
+      const __m512i bytes = vector(kOwn);
+      lines[kOdd] = _mm512_and_si512(bytes, _mm512_set1_epi16(255));
+      lines[2 + kOdd] = moved(bytes, std::integral_constant<int, 8>());
+    } else {
+      const __m512i low = moved(vector(Quarter), std::integral_constant<int, 4 * kOdd>());
+      if constexpr (Bits == 5) {
+        const __m512i high = moved(vector(4), std::integral_constant<int, kOwn - 4>());
+        lines[kOdd] = _mm512_ternarylogic_epi32(_mm512_set1_epi8(16), high, low, kSelect);
+        lines[2 + kOdd] = halves_of_bytes<2>(lines[kOdd]);
+      } else {
+        const __m512i high = moved(vector(4 + Quarter / 2), std::integral_constant<int, 2 * (kOwn % 4) - 4>());
+        const __m512i bytes = _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low, high, kSelect);
+        lines[kOdd] = _mm512_and_si512(bytes, _mm512_set1_epi16(63));
+        lines[2 + kOdd] = _mm512_and_si512(halves_of_bytes<2>(bytes), _mm512_set1_epi16(63));
+      }
+    }
+  };
+  read(std::integral_constant<int, 0>());
+  read(std::integral_constant<int, 1>());
 }
 
 // What there is for each of 16 outputs, for both words of it: halves, bytes as words, bytes with a sign, floats.
@@ -212,10 +225,12 @@ class QuantizedLines {
   // A quarter of a tile, four lines, while a quarter of the bytes of another is fetched into the second-level cache.
   template <bool Fetch, int Quarter>
   static OCTAVO_INLINE void quarter(Tile tile, const Opened& opened, uint8_t* to, const uint8_t* later) {
-    line<Fetch, Quarter, 0>(tile, opened, to, later);
-    line<Fetch, Quarter, 1>(tile, opened, to, later);
-    line<Fetch, Quarter, 2>(tile, opened, to, later);
-    line<Fetch, Quarter, 3>(tile, opened, to, later);
+    __m512i numbers[4];
+    read_numbers<kBits, Quarter>(tile.at + kLayout.group_header, numbers);
+    line<Fetch, Quarter * 4>(numbers[0], opened, to, later);
+    line<Fetch, Quarter * 4 + 1>(numbers[1], opened, to, later);
+    line<Fetch, Quarter * 4 + 2>(numbers[2], opened, to, later);
+    line<Fetch, Quarter * 4 + 3>(numbers[3], opened, to, later);
   }
 
  private:
@@ -226,14 +241,12 @@ class QuantizedLines {
     return {{first, second}, {_mm512_mul_ph(first, centre), _mm512_mul_ph(second, centre)}};
   }
 
-  template <bool Fetch, int Quarter, int Line>
-  static OCTAVO_INLINE void line(Tile tile, const Opened& opened, uint8_t* to, const uint8_t* later) {
-    const __m512i numbers = numbers_of<kBits, Quarter, Line>(tile.at + kLayout.group_header);
-    const __m512h d = opened.d[Quarter / 2], m = opened.m[Quarter / 2];
-    _mm512_store_si512(to + (Quarter * 4 + Line) * 64, to_bf16(weights(numbers, d, m)));
-    constexpr int64_t kLines = kFetched / 64, kIndex = Quarter * 4 + Line;
+  template <bool Fetch, int Line>
+  static OCTAVO_INLINE void line(__m512i numbers, const Opened& opened, uint8_t* to, const uint8_t* later) {
+    _mm512_store_si512(to + Line * 64, to_bf16(weights(numbers, opened.d[Line / 8], opened.m[Line / 8])));
+    constexpr int64_t kLines = kFetched / 64;
     if constexpr (Fetch)
-      for (int64_t fetch = kLines * kIndex / 16; fetch < kLines * (kIndex + 1) / 16; ++fetch)
+      for (int64_t fetch = kLines * Line / 16; fetch < kLines * (Line + 1) / 16; ++fetch)
         asm volatile("prefetcht1 (%0)" : : "r"(later + fetch * 64));
   }
 
