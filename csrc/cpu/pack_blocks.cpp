@@ -5,7 +5,6 @@
 // octavo/checkpoints/dequantize_*.py.
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "formats.hpp"
@@ -285,40 +284,6 @@ void unpack_group(Format format, const Layout& layout, const uint8_t* block, int
     values[k] = static_cast<float>(q[k] - centre) * scale[k / 16];
     values[k] = values[k] + offset;
   }
-}
-
-namespace {
-
-// No weight of this output in this span is larger, by the largest numbers that there can be.
-float largest_weight(Format format, const Layout& layout, const uint8_t* header, int64_t lane) {
-  const float numbers = static_cast<float>((1 << layout.bits) - 1);
-  float scale;
-  switch (format) {
-    case Format::q4_1:
-    case Format::q5_1: return numbers * std::fabs(half_at(header, lane)) + std::fabs(half_at(header + 32, lane));
-    case Format::q4_k:
-    case Format::q5_k: return 63.0f * (numbers * std::fabs(half_at(header, lane)) + std::fabs(half_at(header + 32, lane)));
-    case Format::q6_k: return 128.0f * numbers * std::fabs(half_at(header, lane));
-    case Format::u4:
-    case Format::u8: std::memcpy(&scale, header + 4 * lane, sizeof scale); return numbers * std::fabs(scale);
-    default: return numbers * std::fabs(half_at(header, lane));
-  }
-}
-
-}  // namespace
-
-float half_scale(Format format, int64_t span_inputs, const uint8_t* packed, int64_t blocks, int64_t in_size) {
-  if (in_size % kGroup != 0) return 0.0f;
-  const Layout layout = layout_of(format, span_inputs);
-  float largest = 0.0f;
-  for (int64_t span = 0; span < blocks * layout.spans(in_size); ++span)
-    for (int64_t lane = 0; lane < kBlockOutputs; ++lane) {
-      const float found = largest_weight(format, layout, packed + span * layout.span_bytes(), lane);
-      if (!std::isfinite(found)) return 0.0f;
-      largest = std::max(largest, found);
-    }
-  if (!(largest > 0x1p-80f && largest < 0x1p80f)) return 0.0f;
-  return std::ldexp(1.0f, 14 - (std::ilogb(largest) + 1));
 }
 
 }  // namespace octavo
