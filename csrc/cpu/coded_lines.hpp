@@ -10,7 +10,7 @@
 namespace octavo::OCTAVO_LEVEL {
 namespace {
 
-// A Code (widened_amx.hpp).
+// A Code (widened_tile.hpp).
 class CodedLines {
  public:
   static constexpr int64_t kAhead = 5;

@@ -150,7 +150,7 @@ OCTAVO_INLINE __m512h integers(__m512i numbers) {
   }
 }
 
-// A Code (widened_amx.hpp).
+// A Code (widened_tile.hpp).
 template <Format F>
 class QuantizedLines {
   static constexpr bool kZeroed = F == Format::u4 || F == Format::u8;

@@ -8,7 +8,7 @@
 //   fetched(tile)             where that is
 //   shared_from(step)         whether what is shared begins with this step, and is to be fetched, too
 //   kAhead                    steps that memory is fetched ahead
-//   kScaled                   whether sums are multiplied by call.sum_scale() when they are finished
+//   kScaled                   whether sums are multiplied by sum_scale(call) when they are finished (epilogue.hpp)
 #pragma once
 
 #include <cstdint>
