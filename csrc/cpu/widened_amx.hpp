@@ -136,8 +136,10 @@ struct Sums {
 
 // A panel whose sums are whole: with each step of the next one some rows of it are finished, so that vectors work beside
 // tiles.
-template <typename Code, typename Out>
 struct Pending {
+  using Finish = void (*)(const Linear& call, int64_t row, int64_t rows, int64_t block, int64_t blocks, const float* sums,
+                          int64_t stride);
+  Finish finish;
   const Linear* call;
   int64_t row, rows, block, blocks;
   const float* sums;
@@ -149,17 +151,17 @@ struct Pending {
   }
   __attribute__((noinline)) void finish_rows(int64_t count) {
     if (count == 0) return;
-    finish<bf16, Out, Code::kScaled>(*call, row, count, block, blocks, sums, stride);
+    finish(*call, row, count, block, blocks, sums, stride);
     row += count;
     rows -= count;
     sums += count * stride;
   }
 };
 
-template <typename Code, int RowTiles, int Blocks, typename Out>
+template <typename Code, int RowTiles, int Blocks>
 __attribute__((noinline)) void add_up(const Code& code, const Rows& x, const Run& run, const Run& next,
                                       const Sums<RowTiles, Blocks>& sums, Widened<Blocks>& widened,
-                                      Pending<Code, Out>& pending, Claim& claim) {
+                                      Pending& pending, Claim& claim) {
   using Tile = typename Code::Tile;
   const int64_t block_bytes = code.block_bytes();
   const Tile first = run.tile(code, 0);
@@ -182,7 +184,14 @@ __attribute__((noinline)) void add_up(const Code& code, const Rows& x, const Run
   sums.end();
 }
 
-template <typename Code, int RowTiles, typename Out>
+// What follows a product, for outputs of a type.
+template <typename Code, typename Out>
+void finish_rows_of(const Linear& call, int64_t row, int64_t rows, int64_t block, int64_t blocks, const float* sums,
+                    int64_t stride) {
+  finish<bf16, Out, Code::kScaled>(call, row, rows, block, blocks, sums, stride);
+}
+
+template <typename Code, int RowTiles>
 class Product {
  public:
   explicit Product(const Linear& call)
@@ -216,7 +225,7 @@ class Product {
     Rows x;
     float* sums[2];  // of a group, or a panel, in turn
     int turn;
-    Pending<Code, Out> pending;
+    Pending pending;
     Widened<kBlocks> widened;
   };
 
@@ -280,7 +289,7 @@ class Product {
         work.pending.finish_rows(work.pending.rows);
         if (runs * kBlocks < blocks) add_rest(panel, runs * kBlocks, blocks, part, sums, work);
         if (part < parts_ - 1) continue;
-        work.pending = {&call_, 0, call_.rows, panel, blocks, sums, kSumsStride, 0};
+        work.pending = {finish_, &call_, 0, call_.rows, panel, blocks, sums, kSumsStride, 0};
         if (parts_ == 1 || panel + kPanel >= last) work.turn ^= 1;
       }
   }
@@ -310,23 +319,19 @@ class Product {
 
   const Linear& call_;
   Code code_;
+  Pending::Finish finish_ = call_.out_type == Type::bf16 ? finish_rows_of<Code, bf16> : finish_rows_of<Code, float>;
   int64_t blocks_, steps_, parts_, panels_, block_bytes_;
   int64_t group_, groups_;
 };
 
-template <typename Code, typename Out>
-void multiply(const Linear& call) {
-  switch ((call.rows + kTileRows - 1) / kTileRows) {
-    case 1: return Product<Code, 1, Out>(call).run();
-    case 2: return Product<Code, 2, Out>(call).run();
-    case 3: return Product<Code, 3, Out>(call).run();
-    default: return Product<Code, 4, Out>(call).run();
-  }
-}
-
 template <typename Code>
 void multiply(const Linear& call) {
-  call.out_type == Type::bf16 ? multiply<Code, bf16>(call) : multiply<Code, float>(call);
+  switch ((call.rows + kTileRows - 1) / kTileRows) {
+    case 1: return Product<Code, 1>(call).run();
+    case 2: return Product<Code, 2>(call).run();
+    case 3: return Product<Code, 3>(call).run();
+    default: return Product<Code, 4>(call).run();
+  }
 }
 
 }  // namespace
