@@ -106,7 +106,8 @@ OCTAVO_INLINE void finish_gates(const Linear& call, int64_t row, int64_t rows, i
 }
 
 // Writes the outputs of `rows` rows from `row` on and `blocks` blocks of weights from `block` on; gated: both are even.
-// Bias is the type of the call's bias, Out that of its outputs; Scaled: the sums are those of weights times half_scale. sums: [rows][blocks][16], rows `stride` floats apart.
+// Bias is the type of the call's bias, Out that of its outputs; Scaled: the sums are those of weights times half_scale.
+// sums: [rows][blocks][16], rows `stride` floats apart.
 template <typename Bias, typename Out, bool Scaled = false>
 OCTAVO_INLINE void finish(const Linear& call, int64_t row, int64_t rows, int64_t block, int64_t blocks,
                           const float* sums, int64_t stride) {

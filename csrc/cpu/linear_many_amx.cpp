@@ -15,8 +15,8 @@
 // two sums at a time, and a factor is cleared as soon as it was read for the last time, for a tile that is zero takes none.
 // Beside a busy thread of the same core that is a fifth faster than four sums, and twice as fast as nothing cleared.
 //
-// Coded and quantized weights become lines while the first 32 rows of a task are multiplied. Of few rows, a part's lines are kept at a
-// time, of more rows all parts', where they fit: the tasks that follow, with other rows, find them.
+// Coded and quantized weights become lines while the first 32 rows of a task are multiplied. Of few rows, a part's lines
+// are kept at a time, of more rows all parts', where they fit: the tasks that follow, with other rows, find them.
 //
 // The last tile ends with the last row, and has some rows again that another tile has: the same sums, of which only the
 // others are used.

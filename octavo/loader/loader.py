@@ -176,7 +176,7 @@ def _way_out(config: ModelConfig, tensors: CheckpointTensors) -> str:
 
 
 def _keeps_quantized(config: ModelConfig) -> bool:
-    """Products with quantized weights round their inputs to 8 bits; who asks for float32 wants no rounding."""
+    """Their products round inputs to 8 bits, or weights to bfloat16; who asks for float32 wants no rounding."""
     return config.dtype != "float32"
 
 
