@@ -34,15 +34,15 @@ class CodedLines {
   static OCTAVO_INLINE const uint8_t* fetched(Tile tile) { return tile.at; }
   static OCTAVO_INLINE bool shared_from(int64_t step) { return (step & (kCodedTogether - 1)) == 0; }
 
-  static OCTAVO_INLINE Opened open(Tile tile) {
+  static OCTAVO_INLINE void open(Tile tile, bool, Opened& opened) {  // each has its own
     // Four times the same 16: what is beside a code in its byte does not matter.
-    return _mm512_maskz_broadcast_i32x4(kAll, _mm_load_si128(reinterpret_cast<const __m128i*>(tile.shared)));
+    opened = _mm512_maskz_broadcast_i32x4(kAll, _mm_load_si128(reinterpret_cast<const __m128i*>(tile.shared)));
   }
 
   // A quarter of a tile, four lines, while 192 bytes are fetched into the second-level cache: evenly among the other work,
   // for a processor has few places for lines that are on their way, and what finds none stops all that follows it.
   template <bool Fetch, int Quarter>
-  static OCTAVO_INLINE void quarter(Tile tile, Opened exponents, uint8_t* to, const uint8_t* later) {
+  static OCTAVO_INLINE void quarter(Tile tile, const Opened& exponents, uint8_t* to, const uint8_t* later) {
     const auto fetch = [&](int64_t line) {
       if constexpr (Fetch) asm volatile("prefetcht1 (%0)" : : "r"(later + Quarter * 192 + line * 64));
     };

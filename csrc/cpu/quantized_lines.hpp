@@ -3,6 +3,8 @@
 //
 //   number ── table or conversion ──► half ── times scale, plus offset ──► half ── rounded to 8 bits ──► bf16
 //
+// A number of four bits becomes q - 8, a half whose low byte is 0; so offsets become m + 8 d, rounded to half precision.
+//
 // Half precision has few powers of two: scales are multiplied by call.half_scale first, one for the whole matrix, so that
 // its largest weight is 2^14 at most. A half h has its exponent in bits 10-14, bf16 in bits 7-14:
 //
@@ -30,39 +32,50 @@
 namespace octavo::OCTAVO_LEVEL {
 namespace {
 
-// The half bytes `Line` of words, low in each, with what is above them, up to eight bits. A shift would take the port that
-// multiplies, where this takes the other.
-struct FromBits {
-  alignas(64) uint8_t first[4][64];
-  constexpr FromBits() : first() {
-    for (int line = 0; line < 4; ++line)
-      for (int byte = 0; byte < 64; ++byte) first[line][byte] = static_cast<uint8_t>(byte % 8 / 2 * 16 + 4 * line);
+// Of the two ports for vectors one shuffles, the other shifts. Both multiply and convert, but while tiles are multiplied
+// the second alone does, and is what a tile waits for: nothing else is to go there. (vpermw would take both.)
+//
+// Bits of 64, moved byte by byte: as a shift, but by the port that shuffles.
+struct Moves {
+  alignas(64) uint8_t down[16][64];     // each byte, by -8 to 7 bits
+  alignas(64) uint8_t doubled[16][64];  // the eight bits of a word that begin there, twice
+  constexpr Moves() : down(), doubled() {
+    for (int byte = 0; byte < 64; ++byte) {
+      for (int bits = 0; bits < 16; ++bits) {
+        down[bits][byte] = static_cast<uint8_t>((byte % 8 * 8 + bits + 56) % 64);
+        doubled[bits][byte] = static_cast<uint8_t>(byte % 8 / 2 * 16 + bits);
+      }
+    }
   }
 };
-constexpr FromBits kFromBits;
+constexpr Moves kMoves;
 
-template <int Line>
-OCTAVO_INLINE __m512i halves_of_bytes(__m512i words) {
-  if constexpr (Line == 0) return words;
-  return _mm512_maskz_multishift_epi64_epi8(~0ull, _mm512_load_si512(kFromBits.first[Line]), words);
+// What was above comes round from below.
+template <int Down>
+OCTAVO_INLINE __m512i bytes_down(__m512i bytes) {
+  if constexpr (Down == 0) return bytes;
+  return _mm512_maskz_multishift_epi64_epi8(~0ull, _mm512_load_si512(kMoves.down[Down + 8]), bytes);
 }
 
-// The 32 numbers of each line of a quarter, each in the low bits of a word. Of fewer than six bits others are above them.
+// `Keep`: of the bytes; the others are 0.
+template <int Bit, __mmask64 Keep = ~0ull>
+OCTAVO_INLINE __m512i doubled(__m512i words) {
+  return _mm512_maskz_multishift_epi64_epi8(Keep, _mm512_load_si512(kMoves.doubled[Bit]), words);
+}
+
+constexpr __mmask64 kLow = 0x5555555555555555ull, kHigh = ~kLow;  // bytes of words
+
+// The 32 numbers of each line of a quarter. Of four and of five bits there are others above them; of four they are in the
+// high bytes of words, of others in the low ones.
 template <int Bits, int Quarter>
 OCTAVO_INLINE void read_numbers(const uint8_t* at, __m512i (&lines)[4]) {
   const auto vector = [at](int index) { return _mm512_loadu_si512(at + index * 64); };
-  const auto moved = [](__m512i words, auto down) {
-    constexpr int kDown = decltype(down)::value;
-    if constexpr (kDown > 0) return _mm512_maskz_srli_epi16(~0u, words, kDown);
-    else if constexpr (kDown < 0) return _mm512_maskz_slli_epi16(~0u, words, -kDown);
-    else return words;
-  };
   if constexpr (Bits == 4) {
     const __m512i own = vector(Quarter);
-    lines[0] = own;
-    lines[1] = halves_of_bytes<1>(own);
-    lines[2] = halves_of_bytes<2>(own);
-    lines[3] = halves_of_bytes<3>(own);
+    lines[0] = _mm512_loadu_si512(at + Quarter * 64 - 1);  // there is a header before the first
+    lines[1] = doubled<4>(own);
+    lines[2] = own;
+    lines[3] = doubled<12>(own);
     return;
   }
   // Lines of bytes: low bytes of words are a line, high bytes the next but one.
@@ -72,19 +85,19 @@ OCTAVO_INLINE void read_numbers(const uint8_t* at, __m512i (&lines)[4]) {
     if constexpr (Bits == 8) {
       const __m512i bytes = vector(kOwn);
       lines[kOdd] = _mm512_and_si512(bytes, _mm512_set1_epi16(255));
-      lines[2 + kOdd] = moved(bytes, std::integral_constant<int, 8>());
+      lines[2 + kOdd] = doubled<8, kLow>(bytes);
     } else {
-      const __m512i low = moved(vector(Quarter), std::integral_constant<int, 4 * kOdd>());
+      __m512i low = vector(Quarter), bytes;
+      if constexpr (kOdd) low = bytes_down<4>(low);
       if constexpr (Bits == 5) {
-        const __m512i high = moved(vector(4), std::integral_constant<int, kOwn - 4>());
-        lines[kOdd] = _mm512_ternarylogic_epi32(_mm512_set1_epi8(16), high, low, kSelect);
-        lines[2 + kOdd] = halves_of_bytes<2>(lines[kOdd]);
+        const __m512i high = bytes_down<kOwn - 4>(vector(4));
+        bytes = _mm512_ternarylogic_epi32(_mm512_set1_epi8(16), high, low, kSelect);
       } else {
-        const __m512i high = moved(vector(4 + Quarter / 2), std::integral_constant<int, 2 * (kOwn % 4) - 4>());
-        const __m512i bytes = _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low, high, kSelect);
-        lines[kOdd] = _mm512_and_si512(bytes, _mm512_set1_epi16(63));
-        lines[2 + kOdd] = _mm512_and_si512(halves_of_bytes<2>(bytes), _mm512_set1_epi16(63));
+        const __m512i high = bytes_down<2 * (kOwn % 4) - 4>(vector(4 + Quarter / 2));
+        bytes = _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low, high, kSelect);
       }
+      lines[kOdd] = bytes;
+      lines[2 + kOdd] = doubled<8>(bytes);
     }
   };
   read(std::integral_constant<int, 0>());
@@ -94,28 +107,29 @@ OCTAVO_INLINE void read_numbers(const uint8_t* at, __m512i (&lines)[4]) {
 // What there is for each of 16 outputs, for both words of it: halves, bytes as words, bytes with a sign, floats.
 struct Twice {
   alignas(64) uint16_t words[32];
+  alignas(64) uint8_t halves[64];
   alignas(64) uint8_t bytes[64];
-  constexpr Twice() : words(), bytes() {
+  constexpr Twice() : words(), halves(), bytes() {
     for (int i = 0; i < 32; ++i) words[i] = static_cast<uint16_t>(i / 2);
+    for (int i = 0; i < 64; ++i) halves[i] = static_cast<uint8_t>(i / 4 * 2 + i % 2);
     for (int i = 0; i < 64; ++i) bytes[i] = static_cast<uint8_t>(i / 4);
   }
 };
 constexpr Twice kTwice;
 
 OCTAVO_INLINE __m512h halves_at(const uint8_t* at) {
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
-  return (__m512h)_mm512_maskz_permutexvar_epi16(~0u, _mm512_load_si512(kTwice.words), _mm512_castsi256_si512(halves));
+  const __m512i halves = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+  return (__m512h)_mm512_maskz_permutexvar_epi8(~0ull, _mm512_load_si512(kTwice.halves), halves);
 }
 
-template <bool High>
+template <__mmask64 Keep>
 OCTAVO_INLINE __m512i bytes_at(const uint8_t* at) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
-  constexpr __mmask64 kHalf = High ? 0xaaaaaaaaaaaaaaaaull : 0x5555555555555555ull;
-  return _mm512_maskz_permutexvar_epi8(kHalf, _mm512_load_si512(kTwice.bytes), _mm512_castsi128_si512(bytes));
+  return _mm512_maskz_permutexvar_epi8(Keep, _mm512_load_si512(kTwice.bytes), _mm512_castsi128_si512(bytes));
 }
-OCTAVO_INLINE __m512h unsigned_at(const uint8_t* at) { return _mm512_maskz_cvtepu16_ph(~0u, bytes_at<false>(at)); }
+OCTAVO_INLINE __m512h unsigned_at(const uint8_t* at) { return _mm512_maskz_cvtepu16_ph(~0u, bytes_at<kLow>(at)); }
 OCTAVO_INLINE __m512h signed_at(const uint8_t* at) {
-  return _mm512_maskz_cvtepi16_ph(~0u, _mm512_maskz_srai_epi16(~0u, bytes_at<true>(at), 8));
+  return _mm512_maskz_cvtepi16_ph(~0u, _mm512_maskz_srai_epi16(~0u, bytes_at<kHigh>(at), 8));
 }
 
 OCTAVO_INLINE __m512h floats_at(const uint8_t* at, float scale) {
@@ -131,23 +145,24 @@ OCTAVO_INLINE __m512i to_bf16(__m512h value) {
                                    kAndOr);
 }
 
-// Integers from -Centre on, by a number's low bits.
-template <int Bits, int Centre>
-struct Table {
-  alignas(64) _Float16 values[32];
-  constexpr Table() : values() {
-    for (int i = 0; i < 32; ++i) values[i] = static_cast<_Float16>(i % (1 << Bits) - Centre);
+// The high bytes of -8 to 7 in half precision, whose low bytes are 0, by a byte's low bits.
+struct Eights {
+  alignas(64) uint8_t high[64];
+  constexpr Eights() : high() {
+    constexpr uint8_t kOf[16] = {0xc8, 0xc7, 0xc6, 0xc5, 0xc4, 0xc2, 0xc0, 0xbc,
+                                 0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47};
+    for (int i = 0; i < 64; ++i) high[i] = kOf[i % 16];
   }
 };
+constexpr Eights kEights;
 
-template <int Bits, int Centre>
+// Numbers, as read_numbers() leaves them, in half precision: of four bits less 8.
+template <int Bits>
 OCTAVO_INLINE __m512h integers(__m512i numbers) {
-  if constexpr (Bits <= 5) {
-    static constexpr Table<Bits, Centre> table;
-    return (__m512h)_mm512_maskz_permutexvar_epi16(~0u, numbers, _mm512_load_si512(table.values));
-  } else {
-    return _mm512_maskz_cvtepu16_ph(~0u, numbers);
-  }
+  if constexpr (Bits == 4)
+    return (__m512h)_mm512_maskz_permutexvar_epi8(kHigh, numbers, _mm512_load_si512(kEights.high));
+  constexpr int kMask = (1 << Bits) - 1;
+  return _mm512_maskz_cvtepu16_ph(~0u, Bits == 8 ? numbers : _mm512_and_si512(numbers, _mm512_set1_epi16(kMask)));
 }
 
 // Of a power of two. (Asked for each tile of many rows.)
@@ -184,9 +199,9 @@ class QuantizedLines {
 
     OCTAVO_INLINE Tile apart(int64_t bytes) const { return {at + bytes, shared + bytes}; }
   };
-  // Scales, and offsets or zeros, of each half of the inputs.
+  // Scales, and offsets that are added or zeros, of each half of the inputs; and those of the span.
   struct Opened {
-    __m512h d[2], m[2];
+    __m512h d[2], m[2], span_d, span_m;
   };
 
   explicit QuantizedLines(const Linear& call)
@@ -211,21 +226,14 @@ class QuantizedLines {
   static OCTAVO_INLINE const uint8_t* fetched(Tile tile) { return kSpan == 1 ? tile.shared : tile.at; }
   static OCTAVO_INLINE bool shared_from(int64_t step) { return kSpan != 1 && (kSpan == 0 || step % kSpan == 0); }
 
-  OCTAVO_INLINE Opened open(Tile tile) const {
-    if constexpr (kZeroed) {
-      const __m512h d = floats_at(tile.shared, half_scale_), zero = unsigned_at(tile.shared + 64);
-      return {{d, d}, {zero, zero}};
-    } else {
-      __m512h d = scaled(halves_at(tile.shared));
-      if constexpr (F == Format::q6_k)
-        return centred(_mm512_mul_ph(d, signed_at(tile.at)), _mm512_mul_ph(d, signed_at(tile.at + 16)));
-      if constexpr (!kOffset) return centred(d, d);
-      __m512h m = scaled(halves_at(tile.shared + 32));
-      if constexpr (kNested) {
-        d = _mm512_mul_ph(d, unsigned_at(tile.at));
-        m = _mm512_mul_ph(m, unsigned_at(tile.at + 16));
-      }
-      return {{d, d}, {m, m}};
+  OCTAVO_INLINE void open(Tile tile, bool fresh, Opened& opened) const {
+    if (kSpan == 1 || fresh) open_span(tile.shared, opened);
+    if constexpr (F == Format::q6_k) {
+      for (int half = 0; half < 2; ++half)
+        set(opened, half, _mm512_mul_ph(opened.span_d, signed_at(tile.at + 16 * half)), opened.span_m);
+    } else if constexpr (kNested) {
+      set_both(opened, _mm512_mul_ph(opened.span_d, unsigned_at(tile.at)),
+               _mm512_mul_ph(opened.span_m, unsigned_at(tile.at + 16)));
     }
   }
 
@@ -243,9 +251,33 @@ class QuantizedLines {
  private:
   OCTAVO_INLINE __m512h scaled(__m512h value) const { return _mm512_scalef_ph(value, _mm512_set1_ph(exponent_)); }
 
-  static OCTAVO_INLINE Opened centred(__m512h first, __m512h second) {
-    const __m512h centre = _mm512_set1_ph(static_cast<_Float16>(-kCentre));
-    return {{first, second}, {_mm512_mul_ph(first, centre), _mm512_mul_ph(second, centre)}};
+  OCTAVO_INLINE void open_span(const uint8_t* shared, Opened& opened) const {
+    if constexpr (kZeroed) {
+      __m512h zero = unsigned_at(shared + 64);
+      if constexpr (kBits == 4) zero = _mm512_sub_ph(zero, constant(8));
+      for (int half = 0; half < 2; ++half) opened.d[half] = floats_at(shared, half_scale_), opened.m[half] = zero;
+      return;
+    }
+    const __m512h d = scaled(halves_at(shared));
+    __m512h m = constant(0);
+    if constexpr (kOffset) m = scaled(halves_at(shared + 32));
+    if constexpr (kNested) m = (__m512h)_mm512_xor_si512((__m512i)m, _mm512_set1_epi16(static_cast<short>(0x8000)));
+    if constexpr (kSpan == 1) set_both(opened, d, m);
+    else opened.span_d = d, opened.span_m = m;
+  }
+
+  static OCTAVO_INLINE __m512h constant(int value) { return _mm512_set1_ph(static_cast<_Float16>(value)); }
+
+  // Of a number, beyond what integers() does. A power of two: nothing is rounded twice where there is no offset.
+  static constexpr int kSubtracted = kCentre - (kBits == 4 ? 8 : 0);
+  static OCTAVO_INLINE void set(Opened& opened, int half, __m512h d, __m512h m) {
+    opened.d[half] = d;
+    if constexpr (kSubtracted != 0) opened.m[half] = _mm512_fmadd_ph(d, constant(-kSubtracted), m);
+    else opened.m[half] = m;
+  }
+  static OCTAVO_INLINE void set_both(Opened& opened, __m512h d, __m512h m) {
+    set(opened, 0, d, m);
+    opened.d[1] = opened.d[0], opened.m[1] = opened.m[0];
   }
 
   template <bool Fetch, int Line>
@@ -258,11 +290,9 @@ class QuantizedLines {
   }
 
   static OCTAVO_INLINE __m512h weights(__m512i numbers, __m512h d, __m512h m) {
-    if constexpr (kZeroed) return _mm512_mul_ph(_mm512_sub_ph(integers<kBits, 0>(numbers), m), d);
-    else if constexpr (kCentre > 0 && kBits <= 5) return _mm512_mul_ph(integers<kBits, kCentre>(numbers), d);
-    else if constexpr (kNested) return _mm512_fmsub_ph(integers<kBits, 0>(numbers), d, m);
-    // Also d (q - centre): a power of two, so that nothing is rounded twice.
-    else return _mm512_fmadd_ph(integers<kBits, 0>(numbers), d, m);
+    if constexpr (kZeroed) return _mm512_mul_ph(_mm512_sub_ph(integers<kBits>(numbers), m), d);
+    else if constexpr (F == Format::q4_0) return _mm512_mul_ph(integers<kBits>(numbers), d);
+    else return _mm512_fmadd_ph(integers<kBits>(numbers), d, m);
   }
 
   Layout layout_;

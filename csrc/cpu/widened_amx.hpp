@@ -68,11 +68,12 @@ class Step {
  public:
   using Tile = typename Code::Tile;
 
-  // `after`: what is widened meanwhile; `later`: what is fetched, of each block, which are `block_bytes` apart.
+  // `after`: what is widened meanwhile, `fresh` and `opened` as a Code has them; `later`: what is fetched, of each block,
+  // which are `block_bytes` apart.
   static OCTAVO_INLINE void multiply(const Code& code, const Rows& x, int64_t step, Widened<Blocks>& widened, Tile after,
-                                     const uint8_t* later, int64_t block_bytes) {
-    typename Code::Opened opened[Blocks];
-    for (int b = 0; b < Blocks; ++b) opened[b] = code.open(after.apart(b * block_bytes));
+                                     bool fresh, typename Code::Opened (&opened)[Blocks], const uint8_t* later,
+                                     int64_t block_bytes) {
+    for (int b = 0; b < Blocks; ++b) code.open(after.apart(b * block_bytes), fresh, opened[b]);
     product<0>(x, step, widened, after, opened, later, block_bytes);
     widened.turn ^= 1;
     widened.ready = after.at;
@@ -171,14 +172,17 @@ __attribute__((noinline)) void add_up(const Code& code, const Rows& x, const Run
       widen_tile<false>(code, tile, widened.tiles[widened.turn][b], nullptr);
     }
   sums.begin(run.from == 0);
+  typename Code::Opened opened[Blocks] = {};
   for (int64_t step = 0; step < run.steps; ++step) {
     const Tile after = step + 1 < run.steps ? run.tile(code, step + 1) : next.tile(code, 0);
+    const bool fresh = step == 0 || step + 1 == run.steps || Code::shared_from(run.from + step + 1);
     const int64_t ahead = step + Code::kAhead, over = std::min(ahead - run.steps, next.steps - 1);
     const Tile later = ahead < run.steps ? run.tile(code, ahead) : next.tile(code, over);
     if (code.shared_from(ahead < run.steps ? run.from + ahead : next.from + over))
       for (int64_t b = 0; b < Blocks; ++b) __builtin_prefetch(later.shared + b * block_bytes, 0, 2);
     claim.step();
-    Step<Code, RowTiles, Blocks>::multiply(code, x, run.from + step, widened, after, Code::fetched(later), block_bytes);
+    Step<Code, RowTiles, Blocks>::multiply(code, x, run.from + step, widened, after, fresh, opened, Code::fetched(later),
+                                           block_bytes);
     pending.finish_some();
   }
   sums.end();

@@ -27,7 +27,8 @@ def widened(type_name: str, weight: Weight, gated: bool = False) -> PackedWeight
 
 def drawn(type_name: str, weight: Weight, half_scale: float) -> Tensor:
     """[out, in] of bf16: scale and offset in half precision, the weight rounded to it once, and then to 8 bits, halves
-    away from zero; what is small as a half counts as the drawing says."""
+    away from zero; what is small as a half counts as the drawing says. Numbers of four bits count less eight, and eight
+    scales more in their offset."""
     factor = np.float32(half_scale)
 
     def wide(of_each_half: np.ndarray) -> np.ndarray:
@@ -35,8 +36,10 @@ def drawn(type_name: str, weight: Weight, half_scale: float) -> Tensor:
 
     scale = wide((weight.scale * factor).astype(np.float16))
     if weight.offset.any():
-        exact = scale * weight.q - wide((weight.offset * factor).astype(np.float16))
-    elif type_name in ("Q6_K", "Q8_0"):  # a zero has no sign
+        offset = wide((weight.offset * factor).astype(np.float16))
+        kept_less = 8 if type_name in ("Q4_1", "Q4_K") else 0
+        exact = scale * (weight.q - kept_less) + (kept_less * scale - offset).astype(np.float16).astype(np.float64)
+    elif type_name in ("Q5_0", "Q6_K", "Q8_0"):  # a zero has no sign
         exact = scale * weight.q - scale * wide(weight.centre)
     else:
         exact = scale * (weight.q - wide(weight.centre))
