@@ -65,8 +65,11 @@ OCTAVO_INLINE __m512i doubled(__m512i words) {
 
 constexpr __mmask64 kLow = 0x5555555555555555ull, kHigh = ~kLow;  // bytes of words
 
-// The 32 numbers of each line of a quarter. Of four and of five bits there are others above them; of four they are in the
-// high bytes of words, of others in the low ones.
+// Whether two lines of a quarter, the third and the fourth, keep their numbers in the high bytes of words.
+constexpr bool high_lines(int bits) { return bits == 5 || bits == 6; }
+
+// The 32 numbers of each line of a quarter, in the high bytes of words if there are four bits or high_lines(), else in the
+// low ones. Of fewer than eight bits there are others beside them.
 template <int Bits, int Quarter>
 OCTAVO_INLINE void read_numbers(const uint8_t* at, __m512i (&lines)[4]) {
   const auto vector = [at](int index) { return _mm512_loadu_si512(at + index * 64); };
@@ -96,8 +99,7 @@ OCTAVO_INLINE void read_numbers(const uint8_t* at, __m512i (&lines)[4]) {
         const __m512i high = bytes_down<2 * (kOwn % 4) - 4>(vector(4 + Quarter / 2));
         bytes = _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low, high, kSelect);
       }
-      lines[kOdd] = bytes;
-      lines[2 + kOdd] = doubled<8>(bytes);
+      lines[kOdd] = lines[2 + kOdd] = bytes;
     }
   };
   read(std::integral_constant<int, 0>());
@@ -156,12 +158,12 @@ struct Eights {
 };
 constexpr Eights kEights;
 
-// Numbers, as read_numbers() leaves them, in half precision: of four bits less 8.
-template <int Bits>
+// Numbers, as read_numbers() leaves them, in half precision: of four bits less 8, of High lines times 256.
+template <int Bits, bool High>
 OCTAVO_INLINE __m512h integers(__m512i numbers) {
   if constexpr (Bits == 4)
     return (__m512h)_mm512_maskz_permutexvar_epi8(kHigh, numbers, _mm512_load_si512(kEights.high));
-  constexpr int kMask = (1 << Bits) - 1;
+  constexpr int kMask = ((1 << Bits) - 1) << (High ? 8 : 0);
   return _mm512_maskz_cvtepu16_ph(~0u, Bits == 8 ? numbers : _mm512_and_si512(numbers, _mm512_set1_epi16(kMask)));
 }
 
@@ -199,9 +201,9 @@ class QuantizedLines {
 
     OCTAVO_INLINE Tile apart(int64_t bytes) const { return {at + bytes, shared + bytes}; }
   };
-  // Scales, and offsets that are added or zeros, of each half of the inputs; and those of the span.
+  // Scales, scales / 256, and offsets that are added or zeros, of each half of the inputs; and those of the span.
   struct Opened {
-    __m512h d[2], m[2], span_d, span_m;
+    __m512h d[2], high_d[2], m[2], span_d, span_m;
   };
 
   explicit QuantizedLines(const Linear& call)
@@ -272,27 +274,30 @@ class QuantizedLines {
   static constexpr int kSubtracted = kCentre - (kBits == 4 ? 8 : 0);
   static OCTAVO_INLINE void set(Opened& opened, int half, __m512h d, __m512h m) {
     opened.d[half] = d;
+    if constexpr (high_lines(kBits)) opened.high_d[half] = _mm512_mul_ph(d, _mm512_set1_ph(1.0f / 256));
     if constexpr (kSubtracted != 0) opened.m[half] = _mm512_fmadd_ph(d, constant(-kSubtracted), m);
     else opened.m[half] = m;
   }
   static OCTAVO_INLINE void set_both(Opened& opened, __m512h d, __m512h m) {
     set(opened, 0, d, m);
-    opened.d[1] = opened.d[0], opened.m[1] = opened.m[0];
+    opened.d[1] = opened.d[0], opened.high_d[1] = opened.high_d[0], opened.m[1] = opened.m[0];
   }
 
   template <bool Fetch, int Line>
   static OCTAVO_INLINE void line(__m512i numbers, const Opened& opened, uint8_t* to, const uint8_t* later) {
-    _mm512_store_si512(to + Line * 64, to_bf16(weights(numbers, opened.d[Line / 8], opened.m[Line / 8])));
+    constexpr bool kHighLine = high_lines(kBits) && Line % 4 >= 2;
+    const __m512h d = kHighLine ? opened.high_d[Line / 8] : opened.d[Line / 8];
+    _mm512_store_si512(to + Line * 64, to_bf16(weights(integers<kBits, kHighLine>(numbers), d, opened.m[Line / 8])));
     constexpr int64_t kLines = kFetched / 64;
     if constexpr (Fetch)
       for (int64_t fetch = kLines * Line / 16; fetch < kLines * (Line + 1) / 16; ++fetch)
         asm volatile("prefetcht1 (%0)" : : "r"(later + fetch * 64));
   }
 
-  static OCTAVO_INLINE __m512h weights(__m512i numbers, __m512h d, __m512h m) {
-    if constexpr (kZeroed) return _mm512_mul_ph(_mm512_sub_ph(integers<kBits>(numbers), m), d);
-    else if constexpr (F == Format::q4_0) return _mm512_mul_ph(integers<kBits>(numbers), d);
-    else return _mm512_fmadd_ph(integers<kBits>(numbers), d, m);
+  static OCTAVO_INLINE __m512h weights(__m512h numbers, __m512h d, __m512h m) {
+    if constexpr (kZeroed) return _mm512_mul_ph(_mm512_sub_ph(numbers, m), d);
+    else if constexpr (F == Format::q4_0) return _mm512_mul_ph(numbers, d);
+    else return _mm512_fmadd_ph(numbers, d, m);
   }
 
   Layout layout_;

@@ -28,19 +28,23 @@ def widened(type_name: str, weight: Weight, gated: bool = False) -> PackedWeight
 def drawn(type_name: str, weight: Weight, half_scale: float) -> Tensor:
     """[out, in] of bf16: scale and offset in half precision, the weight rounded to it once, and then to 8 bits, halves
     away from zero; what is small as a half counts as the drawing says. Numbers of four bits count less eight, and eight
-    scales more in their offset."""
+    scales more in their offset; of five and six the scale of the last four of each eight inputs is rounded when it is 256
+    times smaller, which changes only what is as small as that."""
     factor = np.float32(half_scale)
 
     def wide(of_each_half: np.ndarray) -> np.ndarray:
         return np.repeat(of_each_half, 16, axis=1).astype(np.float64)
 
-    scale = wide((weight.scale * factor).astype(np.float16))
+    scale = own = wide((weight.scale * factor).astype(np.float16))
+    if type_name[:2] in ("Q5", "Q6"):
+        last_four = np.arange(scale.shape[1]) % 8 >= 4
+        scale = np.where(last_four, (own / 256).astype(np.float16).astype(np.float64) * 256, own)
     if weight.offset.any():
         offset = wide((weight.offset * factor).astype(np.float16))
         kept_less = 8 if type_name in ("Q4_1", "Q4_K") else 0
         exact = scale * (weight.q - kept_less) + (kept_less * scale - offset).astype(np.float16).astype(np.float64)
     elif type_name in ("Q5_0", "Q6_K", "Q8_0"):  # a zero has no sign
-        exact = scale * weight.q - scale * wide(weight.centre)
+        exact = scale * weight.q - own * wide(weight.centre)
     else:
         exact = scale * (weight.q - wide(weight.centre))
     halves = exact.astype(np.float16).view(np.uint16).astype(np.uint32) + 4
