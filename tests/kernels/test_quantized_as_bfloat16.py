@@ -28,8 +28,8 @@ def widened(type_name: str, weight: Weight, gated: bool = False) -> PackedWeight
 def drawn(type_name: str, weight: Weight, half_scale: float) -> Tensor:
     """[out, in] of bf16: scale and offset in half precision, the weight rounded to it once, and then to 8 bits, halves
     away from zero; what is small as a half counts as the drawing says. Numbers of four bits count less eight, and eight
-    scales more in their offset; of five and six the scale of the last four of each eight inputs is rounded when it is 256
-    times smaller, which changes only what is as small as that."""
+    scales more in their offset; the last four of eight inputs, of five and six, a scale that was rounded 256 times
+    smaller, which changes only what is as small as that."""
     factor = np.float32(half_scale)
 
     def wide(of_each_half: np.ndarray) -> np.ndarray:
