@@ -280,7 +280,7 @@ class QuantizedLines {
   }
   static OCTAVO_INLINE void set_both(Opened& opened, __m512h d, __m512h m) {
     set(opened, 0, d, m);
-    opened.d[1] = opened.d[0], opened.high_d[1] = opened.high_d[0], opened.m[1] = opened.m[0];
+    set(opened, 1, d, m);
   }
 
   template <bool Fetch, int Line>
