@@ -179,6 +179,10 @@ NB_MODULE(_native, m) {
     run(Cast{static_cast<Type>(type), at<void>(x), x_stride, static_cast<Type>(out_type),
                                at<void>(out), rows, size});
   });
+  m.def("reorder", [](int type, Address x, int64_t x_stride, Address order, bool back, Address out, int64_t rows,
+                      int64_t size) {
+    run(Reorder{static_cast<Type>(type), at<void>(x), x_stride, at<int32_t>(order), back, at<void>(out), rows, size});
+  });
   m.def("activation", [](int type, int function, Address x, int64_t x_stride, Address out, int64_t rows, int64_t size) {
     run(Activation{static_cast<Type>(type), static_cast<Function>(function), at<void>(x),
                                            x_stride, at<void>(out), rows, size});

@@ -25,6 +25,8 @@ void check_cache(const KVCache& cache) {
 
 void check(const Embedding& call) { check_indices(call.ids, call.rows, call.vocabulary, "token ids"); }
 
+void check(const Reorder& call) { check_indices(call.order, call.size, call.size, "columns"); }
+
 void check(const RotaryKV& call) {
   check_cache(call.cache);
   if (call.rotary_dim > call.cache.head_size)

@@ -8,6 +8,7 @@
 namespace octavo {
 
 void check(const Embedding& call);
+void check(const Reorder& call);
 void check(const RotaryKV& call);
 void check(const StoreKV& call);
 void check(const Attention& call);

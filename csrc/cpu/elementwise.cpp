@@ -1,4 +1,4 @@
-// Activations, and rows in another type: in float32, rounded once.
+// Activations, and rows in another type: in float32, rounded once; and rows whose columns change places.
 
 #include "functions.hpp"
 #include "kernels.hpp"
@@ -33,6 +33,18 @@ void cast_rows(const Cast& call) {
   });
 }
 
+template <typename T>
+void reorder_rows(const Reorder& call) {
+  by_rows(call.rows, call.size, [&](int64_t row) {
+    const T* x = static_cast<const T*>(call.x) + row * call.x_stride;
+    T* out = static_cast<T*>(call.out) + row * call.size;
+    if (call.back)
+      for (int64_t i = 0; i < call.size; ++i) out[call.order[i]] = x[i];
+    else
+      for (int64_t i = 0; i < call.size; ++i) out[i] = x[call.order[i]];
+  });
+}
+
 }  // namespace
 
 void activation(const Activation& call) {
@@ -48,5 +60,7 @@ void cast(const Cast& call) {
   if (call.type == Type::f32) (wide ? cast_rows<float, float> : cast_rows<float, bf16>)(call);
   else (wide ? cast_rows<bf16, float> : cast_rows<bf16, bf16>)(call);
 }
+
+void reorder(const Reorder& call) { (call.type == Type::f32 ? reorder_rows<float> : reorder_rows<bf16>)(call); }
 
 }  // namespace octavo::OCTAVO_LEVEL

@@ -80,6 +80,17 @@ struct Cast {
   int64_t rows, size;
 };
 
+// The columns of x in another order.
+struct Reorder {
+  Type type;
+  const void* x;         // [rows, size]
+  int64_t x_stride;      // elements from row to row
+  const int32_t* order;  // [size], each column once
+  bool back;             // column order[i] of out is column i of x, instead of the other way round
+  void* out;             // [rows, size]
+  int64_t rows, size;
+};
+
 // The function of x.
 struct Activation {
   Type type;
@@ -189,6 +200,7 @@ struct Kernels {
   void (*embedding)(const Embedding&);
   void (*norm)(const Norm&);
   void (*cast)(const Cast&);
+  void (*reorder)(const Reorder&);
   void (*activation)(const Activation&);
   void (*rotary_kv)(const RotaryKV&);
   void (*store_kv)(const StoreKV&);

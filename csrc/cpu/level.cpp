@@ -19,8 +19,8 @@ constexpr bool (*kEncode)(const Encode&) = nullptr;
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {linear,    kQuantized, embedding, norm,    cast,    activation, rotary_kv,     store_kv,
-                         attention, sample,     quantize,  kEncode, kHalves, stream,     multiply_bf16, multiply_f32,
-                         multiply_int8};
+const Kernels kernels = {linear,     kQuantized, embedding, norm,          cast,         reorder,
+                         activation, rotary_kv,  store_kv,  attention,     sample,       quantize,
+                         kEncode,    kHalves,    stream,    multiply_bf16, multiply_f32, multiply_int8};
 
 }  // namespace octavo::OCTAVO_LEVEL

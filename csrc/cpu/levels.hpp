@@ -30,6 +30,7 @@ WidenTile widen_tile_of(Format format);
 void embedding(const Embedding& call);
 void norm(const Norm& call);
 void cast(const Cast& call);
+void reorder(const Reorder& call);
 void activation(const Activation& call);
 void rotary_kv(const RotaryKV& call);
 void store_kv(const StoreKV& call);

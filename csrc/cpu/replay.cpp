@@ -37,6 +37,10 @@ auto fields(const Cast& call) {
   const auto& [type, x, x_stride, out_type, out, rows, size] = call;
   return std::tie(type, x, x_stride, out_type, out, rows, size);
 }
+auto fields(const Reorder& call) {
+  const auto& [type, x, x_stride, order, back, out, rows, size] = call;
+  return std::tie(type, x, x_stride, order, back, out, rows, size);
+}
 auto fields(const Activation& call) {
   const auto& [type, function, x, x_stride, out, rows, size] = call;
   return std::tie(type, function, x, x_stride, out, rows, size);
@@ -63,6 +67,7 @@ const char* name(const Linear&) { return "linear"; }
 const char* name(const Embedding&) { return "embedding"; }
 const char* name(const Norm&) { return "norm"; }
 const char* name(const Cast&) { return "cast"; }
+const char* name(const Reorder&) { return "reorder"; }
 const char* name(const Activation&) { return "activation"; }
 const char* name(const RotaryKV&) { return "rotary_kv"; }
 const char* name(const StoreKV&) { return "store_kv"; }
@@ -79,6 +84,7 @@ void invoke(const Kernels& kernels, const Linear& call) {
 void invoke(const Kernels& kernels, const Embedding& call) { kernels.embedding(call); }
 void invoke(const Kernels& kernels, const Norm& call) { kernels.norm(call); }
 void invoke(const Kernels& kernels, const Cast& call) { kernels.cast(call); }
+void invoke(const Kernels& kernels, const Reorder& call) { kernels.reorder(call); }
 void invoke(const Kernels& kernels, const Activation& call) { kernels.activation(call); }
 void invoke(const Kernels& kernels, const RotaryKV& call) { kernels.rotary_kv(call); }
 void invoke(const Kernels& kernels, const StoreKV& call) { kernels.store_kv(call); }
@@ -93,6 +99,7 @@ int64_t* requests_of(Attention& call) { return &call.requests; }
 void forget_strides(Linear& call) { call.x_stride = 0; }
 void forget_strides(Norm& call) { call.x_stride = 0; }
 void forget_strides(Cast& call) { call.x_stride = 0; }
+void forget_strides(Reorder& call) { call.x_stride = 0; }
 void forget_strides(Activation& call) { call.x_stride = 0; }
 void forget_strides(RotaryKV& call) { call.query_stride = call.key_stride = call.value_stride = 0; }
 void forget_strides(StoreKV& call) { call.key_stride = call.value_stride = 0; }

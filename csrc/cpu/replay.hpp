@@ -24,7 +24,7 @@
 
 namespace octavo {
 
-using Call = std::variant<Linear, Embedding, Norm, Cast, Activation, RotaryKV, StoreKV, Attention>;
+using Call = std::variant<Linear, Embedding, Norm, Cast, Reorder, Activation, RotaryKV, StoreKV, Attention>;
 
 // Checks a call's indices, then makes it with the kernels of a level.
 void make(const Kernels& kernels, const Call& call);

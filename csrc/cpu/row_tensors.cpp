@@ -36,6 +36,12 @@ void row_tensors(Cast& call, const Visit& visit) {
   visit(call.out, out, out);
 }
 template <typename Visit>
+void row_tensors(Reorder& call, const Visit& visit) {
+  const int64_t out = call.size * size_of(call.type);
+  visit(call.x, call.x_stride * size_of(call.type), out);
+  visit(call.out, out, out);
+}
+template <typename Visit>
 void row_tensors(Activation& call, const Visit& visit) {
   const int64_t out = call.size * size_of(call.type);
   visit(call.x, call.x_stride * size_of(call.type), out);

@@ -37,6 +37,8 @@ class CheckpointTensor:
     source: its bytes, or, where those have to be made first, what makes those of the rows from one number to before
         another.
     file: path of the file that it is in.
+    input_order: of a quantized matrix whose blocks have its columns in another order: the column that each one in them
+        is, [columns].
     """
 
     name: str
@@ -44,6 +46,7 @@ class CheckpointTensor:
     shape: tuple[int, ...]
     source: Bytes | Callable[[int, int], Bytes]
     file: str
+    input_order: npt.NDArray[np.int32] | None = None
 
     @property
     def is_quantized(self) -> bool:
@@ -70,8 +73,13 @@ class CheckpointTensor:
         return math.prod(self.shape) // entry.block_size * entry.block_bytes
 
     def to_float32(self) -> npt.NDArray[np.float32]:
-        """Dequantized values in a new array of shape ``shape``."""
-        return to_float32(self.type, self.data).reshape(self.shape)
+        """Dequantized values in a new array of shape ``shape``, columns in order."""
+        values = to_float32(self.type, self.data).reshape(self.shape)
+        if self.input_order is None:
+            return values
+        in_order = np.empty_like(values)
+        in_order[:, self.input_order] = values
+        return in_order
 
     def row_pieces(self, num_bytes: int) -> Iterator[tuple[int, "CheckpointTensor"]]:
         """(first row, these rows) one after another: parts of about so many bytes, in views of the same data, or in
@@ -114,6 +122,7 @@ class CheckpointTensors:
 
     Attributes:
         types: name → storage type, known before any data is read.
+    input_orders: name → ``input_order``, where there is one; likewise.
 
     Raises:
         CheckpointError: a missing, truncated or malformed file, before the first tensor is given out.
@@ -128,6 +137,8 @@ class CheckpointTensors:
             logger.warning("%s: %s", path, cost)
         self._tensors = sorted(checkpoint.tensors, key=_place)
         self.types = {tensor.placement.name: _type_of(tensor) for tensor in self._tensors}
+        orders = {tensor.placement.name: _input_order(tensor) for tensor in self._tensors}
+        self.input_orders = {name: order for name, order in orders.items() if order is not None}
 
     def __iter__(self) -> Iterator[CheckpointTensor]:
         files = _MappedFiles()
@@ -147,18 +158,24 @@ def _type_of(tensor: PlacedTensor) -> str:
     return tensor.entry.type.name if tensor.weight is None else tensor.weight.type
 
 
+def _input_order(tensor: PlacedTensor) -> npt.NDArray[np.int32] | None:
+    """As it is given out."""
+    return None if tensor.weight is None or tensor.placement.offset else tensor.weight.input_order
+
+
 def _place(tensor: PlacedTensor) -> tuple[str, int]:
     return str(tensor.file), tensor.entry.offset
 
 
 def _read(tensor: PlacedTensor, files: dict[Path, Bytes]) -> CheckpointTensor:
     entry, placement = tensor.entry, tensor.placement
-    kind, shape = entry.type.name, entry.shape
+    kind, shape, order = entry.type.name, entry.shape, None
     if tensor.weight is not None:
         kind, shape = tensor.weight.type, tensor.weight.shape
         rows = _rows_of(tensor.weight, files)
+        order = tensor.weight.input_order
         if placement.rows is None:
-            return CheckpointTensor(placement.name, kind, shape, rows, str(tensor.file))
+            return CheckpointTensor(placement.name, kind, shape, rows, str(tensor.file), order)
         own = rows(0, shape[0])
     else:
         own = files[tensor.file][entry.offset : entry.offset + entry.num_bytes]
@@ -170,11 +187,12 @@ def _read(tensor: PlacedTensor, files: dict[Path, Bytes]) -> CheckpointTensor:
                 tensor=entry.name,
             )
         own = placement.rows.apply(own)
+    read = CheckpointTensor(placement.name, kind, shape, own, str(tensor.file), order)
     if placement.offset:
-        own = (to_float32(kind, own) + np.float32(placement.offset)).view(np.uint8)
-    own.flags.writeable = False
-    shape = (math.prod(shape),) if placement.flat else shape
-    return CheckpointTensor(placement.name, _type_of(tensor), shape, own, str(tensor.file))
+        values = read.to_float32() + np.float32(placement.offset)
+        read = replace(read, type="F32", source=values.view(np.uint8).reshape(-1), input_order=None)
+    read.data.flags.writeable = False
+    return replace(read, shape=(math.prod(shape),)) if placement.flat else read
 
 
 def _rows_of(weight: QuantizedWeight, files: dict[Path, Bytes]) -> Callable[[int, int], Bytes]:

@@ -39,6 +39,8 @@ class PackedWeight:
     coded: these numbers are there in fewer bits, exactly; nothing can be filled in any more.
     half_scale: of a quantized matrix that becomes bfloat16 while it is multiplied (csrc/cpu/quantized_lines.hpp): what
         brings its weights into half precision's range; 0: its integers are multiplied.
+    input_order: [in_size] int32, of a quantized matrix whose columns are in another order: the input that each is. What
+        is multiplied with it is put into that order first. None: as they are.
     """
 
     data: Tensor
@@ -48,6 +50,7 @@ class PackedWeight:
     kept_as: str = ""
     coded: bool = False
     half_scale: float = 0.0
+    input_order: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +84,20 @@ def keeps(type_name: str) -> bool:
 
 
 @op
-def empty_weight(shape: tuple[int, int], dtype: torch.dtype, gated: bool = False, kept_as: str = "") -> Weight:
+def empty_weight(
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    gated: bool = False,
+    kept_as: str = "",
+    input_order: Tensor | None = None,
+) -> Weight:
     """Memory for a weight matrix, (out_size, in_size), in the form that ``linear``, ``logits`` and ``embedding`` are
     given, or with ``gated`` that of ``gated_linear``; ``fill_rows`` fills it. The definitions read it as it is.
 
     Args:
         kept_as: a quantized type that the provider ``keeps``; then ``fill_blocks`` fills it.
+        input_order: [in_size] int32, of a quantized type: the input that each column of its blocks is. None: they are
+            in order.
     """
     return torch.empty(shape, dtype=dtype)
 
@@ -132,10 +143,15 @@ def pack_weight(weight: Tensor, gated: bool = False) -> Weight:
 
 
 def pack_blocks(
-    type_name: str, data: npt.NDArray[np.uint8], shape: tuple[int, int], dtype: torch.dtype, gated: bool = False
+    type_name: str,
+    data: npt.NDArray[np.uint8],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    gated: bool = False,
+    input_order: Tensor | None = None,
 ) -> Weight:
     """A whole quantized matrix as ``empty_weight`` and ``fill_blocks`` make it."""
-    packed = empty_weight(shape, dtype, gated, type_name)
+    packed = empty_weight(shape, dtype, gated, type_name, input_order)
     fill_blocks(packed, 0, data)
     return packed
 

@@ -10,6 +10,8 @@ from itertools import groupby
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -36,13 +38,23 @@ _QUANTIZED_BYTES = 1 << 18
 
 @dataclass
 class _Part:
-    """Rows from ``start`` to ``stop`` of a parameter, kept as numbers of its type or of a quantized one."""
+    """Rows from ``start`` to ``stop`` of a parameter, kept as numbers of its type or of a quantized one, whose columns
+    may be in an order of their own (int32; empty: they are not)."""
 
     start: int
     stop: int
     kept_as: str
+    input_order: bytes = b""
     weight: "kernels.Weight" = field(default_factory=lambda: torch.empty(0))
     missing: int = 0  # rows
+
+    def keeps(self, source: "CheckpointTensor") -> bool:
+        """Whether it has the same bytes."""
+        return self.kept_as == source.type and self.input_order == _bytes_of(source.input_order)
+
+    def empty_weight(self, in_size: int, dtype: torch.dtype, gated: bool) -> "kernels.Weight":
+        order = torch.frombuffer(bytearray(self.input_order), dtype=torch.int32) if self.input_order else None
+        return kernels.empty_weight((self.stop - self.start, in_size), dtype, gated, self.kept_as, order)
 
     def num_bytes(self, row_shape: tuple[int, ...], itemsize: int) -> int:
         values = math.prod(row_shape)
@@ -55,6 +67,16 @@ def _stored_bytes(type_name: str, values: int) -> int:
     """Bytes of a row of so many values, in whole blocks."""
     kind = readable_type(type_name)
     return -(-values // kind.block_size) * kind.block_bytes
+
+
+def _bytes_of(order: npt.NDArray[np.int32] | None) -> bytes:
+    return b"" if order is None else order.tobytes()
+
+
+def _in_order(values: Tensor, order: npt.NDArray[np.int32]) -> Tensor:
+    found = torch.empty_like(values)
+    found[:, torch.from_numpy(order)] = values
+    return found
 
 
 def _numbers(source: "CheckpointTensor") -> Tensor:
@@ -88,7 +110,7 @@ class WeightParameter(nn.Parameter):
     widened: dict[str, tuple[int, int]]
     quantized: dict[str, tuple[int, int]]
     is_vocabulary: bool
-    _expected: dict[ShardId, str]
+    _expected: dict[ShardId, tuple[str, bytes]]
     _target: str
     _parts: list[_Part]
     _lock: Lock
@@ -137,11 +159,12 @@ class WeightParameter(nn.Parameter):
             self.shards[shard_id] = slice(start, start + rows)
             start += rows
 
-    def expect(self, shard_id: ShardId, type_name: str) -> None:
-        """Says, before anything is loaded, in which type the checkpoint has a shard. A weight matrix keeps the types
-        that the chosen kernels compute with; what is not expected is kept as numbers of the parameter's type."""
+    def expect(self, shard_id: ShardId, type_name: str, input_order: npt.NDArray[np.int32] | None = None) -> None:
+        """Says, before anything is loaded, in which type the checkpoint has a shard, and its columns in which order. A
+        weight matrix keeps the types that the chosen kernels compute with; what is not expected is kept as numbers of
+        the parameter's type."""
         for each in self.shards if shard_id is None else (shard_id,):
-            self._expected[each] = type_name
+            self._expected[each] = type_name, _bytes_of(input_order)
 
     def quantize_to(self, type_name: str) -> None:
         """Says, before anything is loaded, that what the checkpoint has as plain numbers is to be kept as this type,
@@ -151,7 +174,7 @@ class WeightParameter(nn.Parameter):
 
     @property
     def full_nbytes(self) -> int:
-        """Bytes that the parameter takes, padding not counted."""
+        """Bytes that the parameter takes; padding and orders of columns are not counted."""
         return sum(part.num_bytes(self.full_shape[1:], self.itemsize) for part in self._plan())
 
     @property
@@ -165,20 +188,20 @@ class WeightParameter(nn.Parameter):
         return _Part(0, num_rows, part.kept_as).num_bytes(self.full_shape[1:], self.itemsize)
 
     def _plan(self) -> list[_Part]:
-        """The rows in order, cut where they are kept in another type."""
-        kept = {shard_id: self._kept_as(self._expected.get(shard_id, "")) for shard_id in self.shards}
+        """The rows in order, cut where they are kept in another type, or their columns in another order."""
+        kept = {shard_id: self._kept(*self._expected.get(shard_id, ("", b""))) for shard_id in self.shards}
         if self._gated and len(set(kept.values())) > 1:
-            kept = dict.fromkeys(kept, "")  # gates lie beside what they belong to
+            kept = dict.fromkeys(kept, ("", b""))  # gates lie beside what they belong to
         parts = []
-        for type_name, same in groupby(self.shards, key=lambda shard_id: kept[shard_id]):
+        for form, same in groupby(self.shards, key=lambda shard_id: kept[shard_id]):
             rows = [self.shards[shard_id] for shard_id in same]
-            parts.append(_Part(rows[0].start, rows[-1].stop, type_name))
+            parts.append(_Part(rows[0].start, rows[-1].stop, *form))
         return parts
 
-    def _kept_as(self, type_name: str) -> str:
+    def _kept(self, type_name: str, input_order: bytes) -> tuple[str, bytes]:
         if type_name in _PLAIN_TYPES:
-            return self._target
-        return type_name if self._matrix and type_name and kernels.keeps(type_name) else ""
+            return self._target, b""
+        return (type_name, input_order) if self._matrix and type_name and kernels.keeps(type_name) else ("", b"")
 
     def shard_rows(self, shard_id: ShardId) -> slice:
         """Rows that the shard fills; None: all."""
@@ -212,7 +235,7 @@ class WeightParameter(nn.Parameter):
 
     def _note_conversion(self, source: "CheckpointTensor", first_row: int) -> None:
         part = self._part_of(first_row)
-        if part is None or source.type == part.kept_as or (source.type in _PLAIN_TYPES and not part.kept_as):
+        if part is None or part.keeps(source) or (source.type in _PLAIN_TYPES and not part.kept_as):
             return
         noted = self.quantized if part.kept_as else self.widened
         stored, here = noted.get(source.type, (0, 0))
@@ -227,9 +250,7 @@ class WeightParameter(nn.Parameter):
         self._parts = self._plan()
         for part in self._parts:
             part.missing = part.stop - part.start
-            part.weight = kernels.empty_weight(
-                (part.missing, self.full_shape[1]), self.dtype, self._gated, part.kept_as
-            )
+            part.weight = part.empty_weight(self.full_shape[1], self.dtype, self._gated)
         self._show_weights()
 
     def _show_weights(self) -> None:
@@ -270,11 +291,12 @@ class WeightParameter(nn.Parameter):
             else:
                 self._put(first_row, _numbers(source))
             return
-        if part is not None and part.kept_as == source.type:
+        if part is not None and part.keeps(source):
             kernels.fill_blocks(part.weight, first_row - part.start, source.data)
             return
         for row, piece in source.row_pieces(_PIECE_BYTES):
-            self._put(first_row + row, kernels.dequantize(piece.type, piece.data).view(piece.shape))
+            values = kernels.dequantize(piece.type, piece.data).view(piece.shape)
+            self._put(first_row + row, values if piece.input_order is None else _in_order(values, piece.input_order))
 
     def _quantize(self, source: "CheckpointTensor", first_row: int, part: _Part) -> None:
         for row, piece in source.row_pieces(_QUANTIZED_BYTES):

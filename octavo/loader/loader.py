@@ -67,6 +67,7 @@ def load_model(
     logger.info("loaded %s: %.2f GiB of weights as %s in %.1f s", config.model.path, gib, kinds, seconds)
     _choose_products(parameters, config)
     _report_coded(parameters)
+    _report_orders(parameters)
     _report_widened(parameters, config.model)
     _report_quantized(model, config.model)
     return model
@@ -129,6 +130,18 @@ def _report_coded(parameters: list[WeightParameter]) -> None:
         logger.info(
             "%d of %d matrices have their exponents coded, without loss: %.1f MiB became %.1f MiB",
             *(len(coded), len(matrices), wide / 2**20, kept / 2**20),
+        )
+
+
+def _report_orders(parameters: list[WeightParameter]) -> None:
+    """What is done before a product, and costs time."""
+    matrices = _matrices(parameters)
+    ordered = sum(each.input_order is not None for each in matrices)
+    if ordered:
+        logger.info(
+            "%d of %d matrices have their inputs in an order of their own (act-order), into which activations are put "
+            "before each product",
+            *(ordered, len(matrices)),
         )
 
 
@@ -200,7 +213,9 @@ def _why_widened(type_name: str, config: ModelConfig) -> str:
         return f"{kernels.chosen_provider()} kernels do not compute with them"
     if not _keeps_quantized(config):
         return "float32 was asked for, in which nothing is rounded (--dtype bfloat16 keeps them)"
-    return "gates and what they belong to lie beside each other, and here their types differ"
+    return (
+        "gates and what they belong to lie beside each other, and here their types or the orders of their inputs differ"
+    )
 
 
 def _build(config: ModelConfig) -> nn.Module:
@@ -218,7 +233,8 @@ def _load_weights(model: nn.Module, config: ModelConfig, progress: Progress) -> 
     for name, type_name in tensors.types.items():
         if name in assignments:
             parameter, shard_id = assignments[name]
-            parameter.expect(shard_id, type_name if quantize_to or _keeps_quantized(config) else "")
+            kept = type_name if quantize_to or _keeps_quantized(config) else ""
+            parameter.expect(shard_id, kept, tensors.input_orders.get(name))
             if quantize_to is not None:
                 parameter.quantize_to(quantize_to)
     total = sum(parameter.full_nbytes for parameter in {id(p): p for p, _ in assignments.values()}.values())

@@ -106,9 +106,10 @@ def test_act_order(make_quantized: Any, said: Any) -> None:
     folder = make_quantized({DOWN: parts | {"weight_g_idx": groups}}, config)
     numbers = torch.stack([parts["weight_packed"] >> 4 * place & 15 for place in range(8)], 2).flatten(1) - 8
     expected = numbers * parts["weight_scale"][:, groups.long()]
-    tensor = check(folder, DOWN, (64, 96), "F32")
+    tensor = check(folder, DOWN, (64, 96), "U4:32")
     np.testing.assert_array_equal(tensor.to_float32(), expected.numpy())
-    assert "1 quantized weights are widened while loading: groups of inputs that are not neighbours" in said()
+    assert tensor.input_order.tolist() == sorted(range(96), key=lambda column: (int(groups[column]), column))
+    assert "widened" not in said()
     with pytest.raises(CheckpointError, match="weight_g_idx': is missing; actorder says"):
         read_model_facts(make_quantized({DOWN: parts}, config))
 

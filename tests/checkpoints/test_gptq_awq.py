@@ -81,13 +81,40 @@ def test_symmetric_zeros_are_recognized_in_either_form(make_quantized: Any, bits
     assert not np.array_equal(read(folder, QUERY).to_float32(), weight.values)
 
 
-def test_inputs_in_an_order_of_their_own_are_widened_and_it_is_said(make_quantized: Any, said: Any) -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("group_size", "block"), [(32, 32), (64, 32), (96, 96)])
+def test_inputs_in_an_order_of_their_own_come_group_by_group(
+    make_quantized: Any, bits: int, group_size: int, block: int, said: Any
+) -> None:
+    """Of 64: the last group is shorter."""
+    weight = drawn(SHAPES[DOWN], group_size, bits)
+    groups = np.random.default_rng(1).permutation(weight.groups)
+    weight = Quantized(bits, weight.q, weight.scale, weight.zero, groups)
+    settings = GPTQ | {"desc_act": True, "bits": bits, "group_size": group_size}
+    folder = make_quantized({DOWN: gptq_parts(weight)}, settings)
+    check_values(folder, DOWN, weight, f"U{bits}:{block}")
+    order = read(folder, DOWN).input_order
+    if group_size == 96:
+        assert order is None  # one group has no other order
+    else:
+        assert order.tolist() == sorted(range(96), key=lambda column: (groups[column], column))
+        assert sorted(order) == list(range(96))
+    assert "widened" not in said()
+    assert read(make_quantized({DOWN: gptq_parts(drawn(SHAPES[DOWN], 32))}, GPTQ), DOWN).input_order is None
+
+
+def test_groups_of_other_sizes_than_is_said_are_widened(make_quantized: Any, said: Any) -> None:
     weight = drawn(SHAPES[DOWN], 32)
-    order = np.random.default_rng(1).permutation(weight.groups)
-    weight = Quantized(4, weight.q, weight.scale, weight.zero, order)
+    groups = np.random.default_rng(1).permutation(weight.groups)
+    groups[np.flatnonzero(groups == 1)[0]] = 2
+    weight = Quantized(4, weight.q, weight.scale, weight.zero, groups)
     folder = make_quantized({DOWN: gptq_parts(weight)}, GPTQ | {"desc_act": True})
     check_values(folder, DOWN, weight, "F32")
-    assert "1 quantized weights are widened while loading: groups of inputs that are not neighbours" in said()
+    assert read(folder, DOWN).input_order is None
+    assert (
+        "1 quantized weights are widened while loading: groups of inputs (desc_act, act-order) that are not of"
+        in said()
+    )
     assert DOWN in said()
 
 

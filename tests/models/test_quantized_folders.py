@@ -2,6 +2,7 @@
 does: to the bit where the kernels widen them, too."""
 
 import logging
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,17 @@ def by(
 
 
 def gptq_with_order(module: str, weight: Tensor) -> tuple[dict[str, Tensor], npt.NDArray[np.float32]]:
-    groups = np.random.default_rng(len(module)).permutation(np.arange(weight.shape[1]) // 32)
+    """The same for all that see the same input, as quantizers give it."""
+    return in_order_of(weight.shape[1], weight)
+
+
+def gptq_with_orders(module: str, weight: Tensor) -> tuple[dict[str, Tensor], npt.NDArray[np.float32]]:
+    """Each its own."""
+    return in_order_of(zlib.crc32(module.encode()), weight)
+
+
+def in_order_of(seed: int, weight: Tensor) -> tuple[dict[str, Tensor], npt.NDArray[np.float32]]:
+    groups = np.random.default_rng(seed).permutation(np.arange(weight.shape[1]) // 32)
     found = rounded(weight.float(), 32, groups=groups)
     return gptq_parts(found), found.values
 
@@ -76,6 +87,7 @@ FORMS: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "gptq-rows": (by(gptq_parts, group_size=-1), GPTQ | {"group_size": -1}),
     "gptq-128": (by(gptq_parts, group_size=128), GPTQ | {"group_size": 128}),
     "gptq-act-order": (gptq_with_order, GPTQ | {"desc_act": True}),
+    "gptq-act-orders": (gptq_with_orders, GPTQ | {"desc_act": True}),
     "awq": (by(awq_parts), AWQ),
     "awq-16": (by(awq_parts, group_size=16), AWQ | {"group_size": 16}),
     "fp8": (fp8_blocks, FP8),
@@ -135,7 +147,7 @@ def test_logits_are_those_of_transformers(
     assert (logits - expected).norm() < ROUNDED * expected.norm()
 
 
-@pytest.mark.parametrize("form", ["gptq", "awq", "w4a16-asymmetric", "fp8"])
+@pytest.mark.parametrize("form", ["gptq", "gptq-act-order", "awq", "w4a16-asymmetric", "fp8"])
 def test_merged_weights_and_other_row_orders(
     form: str, make_model: Any, paged_model: Any, random_tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +166,7 @@ def test_merged_weights_and_other_row_orders(
 
 
 @pytest.mark.parametrize("left_out", ["q_proj", "v_proj", "up_proj", "gate_proj", "lm_head"])
-@pytest.mark.parametrize("form", ["gptq", "w8a16", "fp8"])
+@pytest.mark.parametrize("form", ["gptq", "gptq-act-order", "w8a16", "fp8"])
 def test_models_of_which_a_part_is_quantized(
     form: str,
     left_out: str,
@@ -194,7 +206,11 @@ def test_why_weights_are_widened_is_said(
     quantized, _ = quantized_folder(make_model(**WIDTHS), tmp_path, no_gates, config)
     monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
     paged_model(quantized, dtype="bfloat16")
-    assert "here their types differ" in caplog.text
+    assert "here their types or the orders of their inputs differ" in caplog.text
+    caplog.clear()
+    quantized, _ = quantized_folder(make_model(**WIDTHS), tmp_path / "orders", *FORMS["gptq-act-orders"])
+    paged_model(quantized, dtype="bfloat16")
+    assert "here their types or the orders of their inputs differ" in caplog.text
     caplog.clear()
     paged_model(quantized, dtype="float32")
     assert "float32 was asked for" in caplog.text
@@ -202,6 +218,20 @@ def test_why_weights_are_widened_is_said(
     monkeypatch.setenv("OCTAVO_CPU_ISA", "torch")
     paged_model(quantized, dtype="bfloat16")
     assert "torch kernels do not compute with them" in caplog.text
+
+
+def test_orders_of_inputs_are_said_and_kept(
+    make_model: Any, paged_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    quantized, _ = quantized_folder(make_model(**WIDTHS), tmp_path, *FORMS["gptq-act-order"])
+    paged_model(quantized, dtype="bfloat16")
+    assert "8 of 10 matrices have their inputs in an order of their own (act-order)" in caplog.text
+    assert "are widened" not in caplog.text
+    # Query, key and value are three parts then.
+    quantized, _ = quantized_folder(make_model(**WIDTHS), tmp_path / "orders", *FORMS["gptq-act-orders"])
+    paged_model(quantized, dtype="bfloat16")
+    assert "10 of 14 matrices have their inputs in an order of their own (act-order)" in caplog.text
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -42,7 +42,7 @@ class QuantizedWeight:
         row is.
     scales: [rows, groups].
     zeros: [rows, groups]; None: 8 for U4 and 128 for U8, the middle.
-    input_groups: the group of each input, where groups are not neighbours; None: they are.
+    input_groups: the group of each input, where a group's inputs are not neighbours (act-order); None: they are.
     """
 
     kind: str
@@ -65,11 +65,28 @@ class QuantizedWeight:
         return sum(part.entry.num_bytes for part in self.stored)
 
     @cached_property
+    def input_order(self) -> npt.NDArray[np.int32] | None:
+        """The inputs group by group, [in]: what the columns of `rows` are, where they are not as the checkpoint has
+        them. None: they are."""
+        return None if self.block_size is None else self._by_group
+
+    @cached_property
+    def _by_group(self) -> npt.NDArray[np.int32] | None:
+        return None if self.input_groups is None else np.argsort(self.input_groups, kind="stable").astype(np.int32)
+
+    @cached_property
+    def _has_whole_groups(self) -> bool:
+        """Whether each group has as many inputs as it should."""
+        if self.input_groups is None:
+            return True
+        return np.array_equal(self.input_groups[self._by_group], np.arange(self.shape[1]) // self.group_size)
+
+    @cached_property
     def block_size(self) -> int | None:
         """Inputs of a block: as many as a group has, or a divisor of that where the row is not whole groups. None:
         rows cannot be cut into blocks."""
         size = math.gcd(self.group_size, self.shape[1])
-        return size if self.input_groups is None and size % GROUP_STEP == 0 else None
+        return size if self._has_whole_groups and size % GROUP_STEP == 0 else None
 
     @property
     def type(self) -> str:
@@ -79,12 +96,13 @@ class QuantizedWeight:
     @property
     def why_widened(self) -> str:
         """Of type F32: why it is not kept as it is."""
-        if self.input_groups is not None:
-            return "groups of inputs that are not neighbours (desc_act, act-order)"
+        if not self._has_whole_groups:
+            return f"groups of inputs (desc_act, act-order) that are not of {self.group_size} each"
         return f"rows that are not whole groups of a multiple of {GROUP_STEP} inputs"
 
     def rows(self, arrays: Arrays, first: int, last: int) -> npt.NDArray[np.uint8]:
-        """Bytes of the rows from ``first`` to before ``last``, 1-D, of type ``type``."""
+        """Bytes of the rows from ``first`` to before ``last``, 1-D, of type ``type``, whose columns are
+        in ``input_order``."""
         if self.block_size is None:
             return self._widened(arrays, first, last).view(np.uint8).reshape(-1)
         num_rows, num_blocks = last - first, self.shape[1] // self.block_size
@@ -98,8 +116,19 @@ class QuantizedWeight:
             header = INTEGER_HEADER_BYTES
             blocks[..., FLOAT_HEADER_BYTES:header] = 0
             blocks[..., FLOAT_HEADER_BYTES] = self._zeros(arrays, first, last)[:, group_of_block]
-        blocks[..., header:] = self.codes(arrays, first, last).reshape(num_rows, num_blocks, -1)
+        blocks[..., header:] = self._ordered_codes(arrays, first, last).reshape(num_rows, num_blocks, -1)
         return blocks.reshape(-1)
+
+    def _ordered_codes(self, arrays: Arrays, first: int, last: int) -> Codes:
+        codes, order = self.codes(arrays, first, last), self.input_order
+        if order is None:
+            return codes
+        if self.kind != "U4":
+            return codes[:, order]
+        numbers = np.empty((last - first, 2 * codes.shape[1]), np.uint8)
+        numbers[:, 0::2], numbers[:, 1::2] = codes & 15, codes >> 4
+        codes = numbers[:, order]
+        return codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
 
     def _zeros(self, arrays: Arrays, first: int, last: int) -> Codes:
         if self.zeros is not None:

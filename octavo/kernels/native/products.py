@@ -39,18 +39,30 @@ _FUNCTIONS: dict[GateForm, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _PIECE = 1 << 18
 
 
-def empty_weight(shape: tuple[int, int], dtype: torch.dtype, gated: bool = False, kept_as: str = "") -> PackedWeight:
+def empty_weight(
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    gated: bool = False,
+    kept_as: str = "",
+    input_order: Tensor | None = None,
+) -> PackedWeight:
     if gated and shape[0] % 2:
         raise ValueError(f"a gate and an up projection are two halves, got {shape[0]} outputs")
     if kept_as.startswith("F8") and dtype != torch.bfloat16:
         raise ValueError(f"8-bit floats are widened to bfloat16 in products, not to {dtype}")
+    if input_order is not None:
+        check(torch.int32, (shape[1],), input_order=input_order)
+        if not kept_as:
+            raise ValueError("only quantized weights have their columns in another order")
+        if not torch.equal(input_order.sort().values, torch.arange(shape[1], dtype=torch.int32)):
+            raise ValueError("input_order does not have each input once")
     if kept_as:
         num_bytes = _native.packed_block_bytes(*format_of(kept_as), *shape, gated)
     else:
         num_bytes = _native.packed_bytes(TYPES[dtype], *shape, gated)
         if _coded_bytes(shape, dtype, gated):
             return PackedWeight(passing_memory(num_bytes), shape, dtype, gated)  # see `filled`
-    return PackedWeight(huge_memory(num_bytes), shape, dtype, gated, kept_as)
+    return PackedWeight(huge_memory(num_bytes), shape, dtype, gated, kept_as, input_order=input_order)
 
 
 def fill_blocks(weight: Weight, first_row: int, data: npt.NDArray[np.uint8]) -> None:
@@ -189,7 +201,7 @@ def _product(
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}, the weight {weight.dtype} {weight.shape}")
     check(x.dtype, (out_size,), bias=bias)
     check(torch.float32, (x.shape[0], out_size), residual=residual)
-    x = rows_of(x)
+    x = rows_of(x) if weight.input_order is None else _reordered(x, weight.input_order)
     if out is None:
         out = empty(x.shape[0], out_size // 2 if weight.gated else out_size, dtype=dtype)
     _native.linear(
@@ -215,6 +227,16 @@ def _product(
     return out
 
 
+def _reordered(x: Tensor, order: Tensor, *, back: bool = False) -> Tensor:
+    """``x[:, order]``, or with ``back`` what that was made of."""
+    x = rows_of(x)
+    out = empty(*x.shape, dtype=x.dtype)
+    _native.reorder(
+        TYPES[x.dtype], x.data_ptr(), x.stride(0), order.data_ptr(), back, out.data_ptr(), x.shape[0], x.shape[1]
+    )
+    return out
+
+
 def embedding(token_ids: Tensor, table: Weight, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
     table, ids = _packed(table), token_ids.contiguous()
     dtype = dtype or table.dtype
@@ -232,4 +254,4 @@ def embedding(token_ids: Tensor, table: Weight, scale: float = 1.0, dtype: torch
         table.shape[1],
         table.shape[0],
     )
-    return out
+    return out if table.input_order is None else _reordered(out, table.input_order, back=True)
